@@ -1,0 +1,52 @@
+"""What can go wrong, as one tree.
+
+    PoseidonError                 everything a user can meet; the command line prints it without a traceback
+    ├── SpecError                 prototxt or binary spec that cannot be understood (file, line, column)
+    ├── NetError                  a net that cannot be built or run: unknown bottoms, duplicate tops, ...
+    │   └── LayerError            one layer's options or bottoms are wrong; names the layer and its line
+    ├── WeightsError              caffemodel / HDF5 weights that are damaged or do not fit the net
+    ├── DataError                 a data source or record that cannot be read (path, key or line)
+    ├── SolverError               solver settings that contradict each other or the net
+    │   └── SnapshotError         a snapshot that is damaged, incomplete or of another net
+    └── UsageError                a command or call used wrongly: flags, arguments, missing extras
+
+Messages follow one pattern: the thing, what was expected, what came, what to do.
+"""
+
+from __future__ import annotations
+
+
+class PoseidonError(Exception):
+    """Base of every error meant for a user."""
+
+
+class SpecError(PoseidonError):
+    """A prototxt or binary message that cannot be understood."""
+
+
+class NetError(PoseidonError):
+    """A net that cannot be built or run as described."""
+
+
+class LayerError(NetError):
+    """One layer's parameters or bottoms are wrong."""
+
+
+class WeightsError(PoseidonError):
+    """Weights that are damaged or do not fit the net."""
+
+
+class DataError(PoseidonError):
+    """A data source or one of its records cannot be read."""
+
+
+class SolverError(PoseidonError):
+    """Solver settings that contradict each other or the net."""
+
+
+class SnapshotError(SolverError):
+    """A snapshot that is damaged, incomplete or belongs to another net."""
+
+
+class UsageError(PoseidonError):
+    """A command, flag or call used in a way that cannot work."""
