@@ -1,0 +1,49 @@
+"""InnerProduct: Y = X Wᵀ + b, a fully-connected layer.
+
+    X   bottom, axes from `axis` on flattened: M × K        (M: product of the axes before `axis`)
+    W   N × K, or K × N with `transpose`                     b   N (absent without bias_term)
+    Y   the bottom's axes before `axis`, then N = num_output
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from poseidon.net.layer import Layer, Shape, count_of, text_of
+from poseidon.net.registry import register
+
+
+@register("InnerProduct")
+class InnerProduct(Layer):
+    def setup(self, bottom_shapes: Sequence[Shape]) -> None:
+        options = self.spec.inner_product_param
+        if options.num_output < 1:
+            raise self.error(f"inner_product_param.num_output must be at least 1, got {options.num_output}")
+        axis = self.axis(options.axis, bottom_shapes[0])
+        num_inputs = count_of(bottom_shapes[0], axis)
+        weight = (num_inputs, options.num_output) if options.transpose else (options.num_output, num_inputs)
+        self.add_param(weight, options.weight_filler)
+        if options.bias_term:
+            self.add_param((options.num_output,), options.bias_filler)
+
+    def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        options = self.spec.inner_product_param
+        shape = bottom_shapes[0]
+        axis = self.axis(options.axis, shape)
+        expected = self.param_shapes[0][0 if options.transpose else 1]
+        if count_of(shape, axis) != expected:
+            raise self.error(
+                f"was built for {expected} inputs per sample, got a bottom of shape {text_of(shape)} "
+                f"({count_of(shape, axis)} from axis {axis} on); the size before an InnerProduct cannot change"
+            )
+        return [(*shape[:axis], options.num_output)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        options = self.spec.inner_product_param
+        weight = self.param(0).t() if options.transpose else self.param(0)
+        bias = self.param(1) if options.bias_term else None
+        axis = options.axis % x.dim()
+        return F.linear(x.flatten(axis), weight, bias)
