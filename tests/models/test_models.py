@@ -1,0 +1,133 @@
+"""The zoo's files are what the generator writes, have the published sizes, and mean what the PyTorch nets compute."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from caffe_reading import Reading, one, parse
+from torch import nn
+
+from bench.torch_nets import NETS, build
+from models.generate import HERE, MODELS, all_files, bench_text
+
+# Learnable parameters by the published architectures; GoogLeNet with both auxiliary heads.
+NUM_PARAMETERS = {
+    "lenet": 431_080,
+    "cifar10_quick": 145_578,
+    "alexnet": 60_965_224,
+    "googlenet": 13_378_280,
+    "resnet50": 25_557_032,
+}
+NUM_CLASSES = {"lenet": 10, "cifar10_quick": 10}
+NUM_AUXILIARY_PARAMETERS = 2 * (128 + (4 * 4 * 128 + 1) * 1024 + (1024 + 1) * 1000) + (512 + 528) * 128
+
+
+def example(name: str, batch: int = 2) -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(5)
+    images = torch.randn(batch, *MODELS[name].image_shape, generator=random, dtype=torch.float64)
+    labels = torch.randint(NUM_CLASSES.get(name, 1000), (batch,), generator=random)
+    return {"data": images, "label": labels}
+
+
+def test_every_model_is_known_everywhere() -> None:
+    assert set(MODELS) == set(NUM_PARAMETERS) == set(NETS)
+
+
+@pytest.mark.parametrize("path", sorted(all_files()))
+def test_committed_file_is_the_generators_output(path: str) -> None:
+    assert (HERE / path).read_text(encoding="utf-8") == all_files()[path]
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_training_net_has_the_published_number_of_parameters(name: str) -> None:
+    reading = Reading(parse((HERE / name / "train_val.prototxt").read_text()), "TRAIN")
+    reading.run(example(name))
+    assert sum(param.numel() for param in reading.params) == NUM_PARAMETERS[name]
+    assert reading.num_statistics == (53_120 if name == "resnet50" else 0)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_test_net_measures_accuracy(name: str) -> None:
+    reading = Reading(parse((HERE / name / "train_val.prototxt").read_text()), "TEST")
+    reading.run(example(name))
+    measured = [one(entry, "top") for entry in reading.layers if one(entry, "type") == "Accuracy"]
+    assert len(measured) == {"googlenet": 6, "resnet50": 2}.get(name, 1)
+    assert all(0 <= reading.blobs[top] <= 1 for top in measured)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_deploy_net_gives_probabilities_from_the_training_nets_layers(name: str) -> None:
+    deploy = Reading(parse((HERE / name / "deploy.prototxt").read_text()), "TEST")
+    train = Reading(parse((HERE / name / "train_val.prototxt").read_text()), "TRAIN")
+    dims = one(one(deploy.layers[0], "input_param"), "shape")["dim"]
+    assert tuple(dims[1:]) == MODELS[name].image_shape
+
+    deploy.run({"data": example(name)["data"]})
+    probabilities = deploy.blobs["prob"]
+    assert probabilities.shape == (2, NUM_CLASSES.get(name, 1000))
+    torch.testing.assert_close(probabilities.sum(1), torch.ones(2, dtype=torch.float64))
+
+    heads = NUM_AUXILIARY_PARAMETERS if name == "googlenet" else 0
+    assert sum(param.numel() for param in deploy.params) == NUM_PARAMETERS[name] - heads
+    trained_names = {one(entry, "name") for entry in train.layers}
+    assert {one(entry, "name") for entry in deploy.layers} - trained_names == {"prob"}
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_torch_net_computes_the_bench_net(name: str) -> None:
+    """Same parameters in the same order, the same loss and the same gradients, dropout off on both sides."""
+    inputs = example(name)
+    reading = Reading(parse(bench_text(name, batch=2)), "TRAIN")
+    for entry in reading.layers[:2]:
+        assert tuple(one(one(entry, "input_param"), "shape")["dim"]) == inputs[one(entry, "top")].shape
+    reading.run(inputs)
+    assert reading.loss is not None
+
+    net = build(name).double()
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.eval()
+    params = list(net.parameters())
+    assert [param.shape for param in params] == [param.shape for param in reading.params]
+    with torch.no_grad():
+        for param, value in zip(params, reading.params, strict=True):
+            param.copy_(value)
+
+    loss = net(inputs["data"], inputs["label"])
+    assert math.isclose(loss.item(), reading.loss.item(), rel_tol=1e-9)
+    wanted = torch.autograd.grad(reading.loss, reading.params)
+    for got, want in zip(torch.autograd.grad(loss, params), wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-9 * want.abs().max().item())
+
+
+def test_dropout_ratios_are_the_same_on_both_sides() -> None:
+    for name in MODELS:
+        layers = parse(bench_text(name, 1))["layer"]
+        ratios = [one(one(entry, "dropout_param"), "dropout_ratio") for entry in layers if "dropout_param" in entry]
+        assert ratios == [module.p for module in build(name).modules() if isinstance(module, nn.Dropout)]
+
+
+def test_lenet_solver_carries_the_published_schedule() -> None:
+    solver = {key: values[0] for key, values in parse((HERE / "lenet" / "solver.prototxt").read_text()).items()}
+    published = {
+        "base_lr": 0.01,
+        "lr_policy": "inv",
+        "gamma": 0.0001,
+        "power": 0.75,
+        "momentum": 0.9,
+        "weight_decay": 0.0005,
+        "max_iter": 10000,
+        "test_iter": 100,
+        "test_interval": 500,
+    }
+    assert published.items() <= solver.items()
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_solver_names_its_own_net_and_tests_a_whole_set(name: str) -> None:
+    solver = parse((HERE / name / "solver.prototxt").read_text())
+    assert one(solver, "net") == f"models/{name}/train_val.prototxt"
+    num_test_images = {"lenet": 10_000, "cifar10_quick": 10_000}.get(name, 50_000)
+    assert one(solver, "test_iter") * MODELS[name].batches["TEST"] == num_test_images
