@@ -1,0 +1,63 @@
+"""Files read whole with a clear error when they cannot be, and written so that a reader never meets half a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from poseidon.errors import SpecError
+
+_HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+# Far above any prototxt, far below what a terabyte given by mistake would take.
+_MAX_TEXT_BYTES = 256 << 20
+
+
+def read_bytes(path: str | os.PathLike[str], max_bytes: int, advice: str) -> bytes:
+    """The contents of a file of at most `max_bytes`; `advice` ends the error for a larger one."""
+    name = os.fspath(path)
+    try:
+        size_bytes = os.stat(path).st_size
+        if Path(path).is_dir():
+            raise SpecError(f"{name}: found a folder, expected a file")
+        if size_bytes > max_bytes:
+            raise SpecError(f"{name}: found {size_bytes} bytes, expected at most {max_bytes}; {advice}")
+        with open(path, "rb") as file:
+            # A device or a growing file may hold more than its size says.
+            data = file.read(max_bytes + 1)
+    except FileNotFoundError:
+        raise SpecError(f"{name}: no such file; check the path (relative paths start at {os.getcwd()})") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{name}: cannot be read: {error}") from None
+    if len(data) > max_bytes:
+        raise SpecError(f"{name}: found more than {max_bytes} bytes, expected at most that; {advice}")
+    if data.startswith(_HDF5_MAGIC):
+        raise SpecError(
+            f"{name}: found an HDF5 file, expected a Caffe protobuf file; give HDF5 weights and states the ending .h5"
+        )
+    return data
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a prototxt file. Bytes that are not UTF-8 become lone surrogates: comments may hold them, fields may not."""
+    return read_bytes(path, _MAX_TEXT_BYTES, "is this a prototxt?").decode("utf-8", "surrogateescape")
+
+
+def write_atomically(data: bytes, path: str | os.PathLike[str]) -> None:
+    """Write beside the target, then rename: after a crash there is the old file or the new one, whole."""
+    target = Path(path)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            temporary = file.name
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise SpecError(f"{target}: cannot be written: {error}") from None
