@@ -12,7 +12,8 @@ writes to a bottom unless it is called with `self.in_place` true, which the net 
 
 A class declares its contract in class variables: `bottoms`, `tops` (how many), `auto_tops`, `same_count`,
 `unforced_bottoms` (bottoms that `force_backward` leaves alone, as Caffe does for labels), `overwrites_bottom` (it can
-run in place on memory) and `keeps_top` (its backward pass reads its own top, so nobody may overwrite that).
+run in place on memory) and `fresh_top` (its top is new memory that its own backward pass never reads, so that the next
+layer may overwrite it).
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class Layer(nn.Module):
     auto_tops: ClassVar[bool] = False
     unforced_bottoms: ClassVar[frozenset[int]] = frozenset()
     overwrites_bottom: ClassVar[bool] = False
-    keeps_top: ClassVar[bool] = False
+    fresh_top: ClassVar[bool] = False
     is_loss: ClassVar[bool] = False
 
     def __init__(self, spec: caffe_pb2.LayerParameter, context: LayerContext) -> None:

@@ -18,6 +18,8 @@ from poseidon.net.registry import register
 
 @register("InnerProduct")
 class InnerProduct(Layer):
+    fresh_top = True
+
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
         options = self.spec.inner_product_param
         if options.num_output < 1:

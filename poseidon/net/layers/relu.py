@@ -5,26 +5,23 @@ Caffe's derivative at 0 is negative_slope (x > 0 is what passes the gradient).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from poseidon.net.layer import Layer, Shape
+from poseidon.net.layers.neuron import NeuronLayer
 from poseidon.net.registry import register
 
 
 @register("ReLU")
-class ReLU(Layer):
+class ReLU(NeuronLayer):
+    # relu_param.engine chooses among Caffe's implementations of the same function: nothing to choose here.
     overwrites_bottom = True
     keeps_top = True
 
-    def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
-        return [bottom_shapes[0]]
-
     def forward(self, x: Tensor) -> Tensor:
         slope = self.spec.relu_param.negative_slope
-        if slope:
-            return F.leaky_relu(x, slope)
-        return torch.relu_(x) if self.in_place else torch.relu(x)
+        if slope == 0:
+            return torch.relu_(x) if self.in_place else torch.relu(x)
+        # In place the sign of x is read off y, which a negative slope would turn.
+        return F.leaky_relu_(x, slope) if self.in_place and slope > 0 else F.leaky_relu(x, slope)

@@ -1,0 +1,182 @@
+"""Graph: the layers of a net in order, wired by blob names, with what each must do in the backward pass.
+
+Which bottoms need a gradient follows Caffe, in three sweeps:
+
+    down   a blob needs a gradient if its producer has learned parameters or itself has such a bottom;
+           `propagate_down` overrules per bottom
+    up     what does not lead to a loss needs none; what lies beyond a bottom that takes none needs none
+    force  `force_backward` turns everything on again, except bottoms a layer never back-propagates to (labels)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from poseidon.errors import NetError
+from poseidon.net.layer import Layer, LayerContext, Shape, text_of
+from poseidon.net.params import ParamTable
+from poseidon.net.registry import layer_class
+from poseidon.spec import NetSource
+
+
+@dataclass(slots=True)
+class Node:
+    """One layer in its place: which blobs it reads and writes, and what backward asks of it."""
+
+    layer: Layer
+    bottoms: tuple[str, ...]
+    tops: tuple[str, ...]
+    loss_weights: tuple[float, ...] = ()
+    bottom_needs_grad: list[bool] = field(default_factory=list)
+    needs_backward: bool = False
+    bottom_shapes: tuple[Shape, ...] = ()
+
+    @property
+    def is_in_place(self) -> bool:
+        return bool(set(self.bottoms) & set(self.tops))
+
+
+class Graph:
+    """Nodes in running order, the current shape of every blob, and the parameter table."""
+
+    def __init__(self, source: NetSource, context: LayerContext) -> None:
+        self.nodes: list[Node] = []
+        self.shapes: dict[str, Shape] = {}
+        for spec, line in zip(source.net.layer, source.lines, strict=True):
+            where = f"{source.filename}:{line}" if line else source.filename
+            self._append(spec, context_at(context, where))
+        self.params = ParamTable([node.layer for node in self.nodes], force_backward=source.net.force_backward)
+        self.outputs = self._unread_blobs()
+        self.inputs = [top for node in self.nodes if node.layer.type == "Input" for top in node.tops]
+        self._mark_down()
+        self._mark_up()
+        if source.net.force_backward:
+            self._mark_forced()
+
+    @property
+    def has_loss(self) -> bool:
+        return any(weight for node in self.nodes for weight in node.loss_weights)
+
+    # -- building ---------------------------------------------------------------------------------------------------
+    def _append(self, spec, context: LayerContext) -> None:
+        try:
+            made = layer_class(spec.type)
+        except NetError as problem:
+            raise NetError(f"{context.where}: layer {spec.name!r}: {problem}") from None
+        spec.phase = context.phase
+        layer = made(spec, context)
+        for bottom in spec.bottom:
+            if bottom not in self.shapes:
+                raise layer.error(f"unknown bottom blob {bottom!r}; no layer before it has that top")
+        if spec.propagate_down and len(spec.propagate_down) != len(spec.bottom):
+            raise layer.error(
+                f"propagate_down needs one entry per bottom ({len(spec.bottom)}), got {len(spec.propagate_down)}"
+            )
+        shapes = tuple(self.shapes[name] for name in spec.bottom)
+        layer.setup(shapes)
+        top_shapes = layer.reshape(shapes)
+        tops = self._top_names(layer, len(top_shapes))
+        layer.num_tops = len(tops)
+        node = Node(layer, tuple(spec.bottom), tops, bottom_shapes=shapes)
+        node.loss_weights = self._loss_weights(node)
+        self._place_tops(node, top_shapes)
+        self.nodes.append(node)
+
+    @staticmethod
+    def _top_names(layer: Layer, num_tops: int) -> tuple[str, ...]:
+        """The tops as written, completed for a loss layer that names none."""
+        named = tuple(layer.spec.top)
+        automatic = num_tops - len(named) if layer.auto_tops else 0
+        return named + tuple(f"({layer.name} automatic {i})" for i in range(automatic))
+
+    @staticmethod
+    def _loss_weights(node: Node) -> tuple[float, ...]:
+        layer, given = node.layer, node.layer.spec.loss_weight
+        if given and len(given) != len(node.tops):
+            raise layer.error(f"loss_weight needs one entry per top ({len(node.tops)}), got {len(given)}")
+        return tuple(given) or tuple(layer.default_loss_weight(i) for i in range(len(node.tops)))
+
+    def _place_tops(self, node: Node, top_shapes: list[Shape]) -> None:
+        for name, shape in zip(node.tops, top_shapes, strict=True):
+            if name in self.shapes and name not in node.bottoms:
+                raise node.layer.error(f"top blob {name!r} is already produced by another layer; blob names are unique")
+            self.shapes[name] = tuple(shape)
+
+    def _unread_blobs(self) -> list[str]:
+        """Net outputs: blobs whose last writer comes after every reader, in order of production."""
+        unread: dict[str, None] = {}
+        for node in self.nodes:
+            for name in node.bottoms:
+                unread.pop(name, None)
+            for name in node.tops:
+                unread.pop(name, None)
+                unread[name] = None
+        return list(unread)
+
+    # -- what needs a gradient --------------------------------------------------------------------------------------
+    def _mark_down(self) -> None:
+        needs: dict[str, bool] = {}
+        for node in self.nodes:
+            overrule = list(node.layer.spec.propagate_down)
+            node.bottom_needs_grad = overrule or [needs[name] for name in node.bottoms]
+            learns = any(node.layer.param_owner(i).requires_grad for i in range(node.layer.num_params))
+            node.needs_backward = learns or any(node.bottom_needs_grad)
+            for name in node.tops:
+                needs[name] = node.needs_backward
+
+    def _mark_up(self) -> None:
+        under_loss: set[str] = set()
+        takes_none: set[str] = set()
+        for node in reversed(self.nodes):
+            contributes = any(
+                weight or name in under_loss for name, weight in zip(node.tops, node.loss_weights, strict=True)
+            )
+            skipped = all(name in takes_none for name in node.tops)
+            if skipped or not contributes:
+                node.needs_backward = False
+                node.bottom_needs_grad = [False] * len(node.bottoms)
+            for name, needed in zip(node.bottoms, node.bottom_needs_grad, strict=True):
+                if contributes:
+                    under_loss.add(name)
+                if not needed:
+                    takes_none.add(name)
+
+    def _mark_forced(self) -> None:
+        for node in self.nodes:
+            node.needs_backward = True
+            node.bottom_needs_grad = [
+                needed or node.layer.allows_forced_backward(i) for i, needed in enumerate(node.bottom_needs_grad)
+            ]
+
+    # -- shapes -----------------------------------------------------------------------------------------------------
+    def reshape(self, changed: dict[str, Shape]) -> None:
+        """Gives input blobs new shapes and carries the change through all layers; on an error nothing changes."""
+        for name in changed:
+            if name not in self.inputs:
+                raise NetError(f"blob {name!r} is not an input of the net (inputs: {', '.join(self.inputs) or 'none'})")
+        shapes = dict(self.shapes)
+        seen: list[tuple[Shape, ...]] = []
+        for node in self.nodes:
+            bottoms = tuple(shapes[name] for name in node.bottoms)
+            seen.append(bottoms)
+            if node.layer.type == "Input":
+                tops = [changed.get(name, shapes[name]) for name in node.tops]
+            else:
+                tops = node.layer.reshape(bottoms)
+            shapes.update(zip(node.tops, tops, strict=True))
+        self.shapes = shapes
+        for node, bottoms in zip(self.nodes, seen, strict=True):
+            node.bottom_shapes = bottoms
+
+    def describe(self) -> str:
+        """One line per layer: name, type, what it reads and what it gives, with shapes."""
+        lines = []
+        for node in self.nodes:
+            tops = ", ".join(f"{name} ({text_of(self.shapes[name])})" for name in node.tops)
+            lines.append(f"{node.layer.name:24} {node.layer.type:20} {', '.join(node.bottoms)} -> {tops}")
+        return "\n".join(lines)
+
+
+def context_at(context: LayerContext, where: str) -> LayerContext:
+    """The same context, standing at another place of the prototxt."""
+    return LayerContext(context.phase, where, context.device, context.dtype, context.draws)
