@@ -17,7 +17,6 @@ from poseidon.net.registry import register
 class ReLU(NeuronLayer):
     # relu_param.engine chooses among Caffe's implementations of the same function: nothing to choose here.
     overwrites_bottom = True
-    keeps_top = True
 
     def forward(self, x: Tensor) -> Tensor:
         slope = self.spec.relu_param.negative_slope
