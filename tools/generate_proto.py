@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Turn poseidon/spec/caffe.proto into caffe_pb2.py and caffe_pb2.pyi, beside it.
 
-Needs `grpcio-tools==1.74.0` in the running Python (a throwaway environment will do): its protoc is 31, whose modules import
-under every protobuf runtime from 6.31 up to 7.x. A newer protoc would shut the older runtimes out.
+Needs `grpcio-tools==1.73.1` in the running Python (a throwaway environment will do): its protoc is 31.0, whose modules
+import under every protobuf runtime from 6.31.0 up to 7.x. A newer protoc would shut the older runtimes out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-REQUIRED = "1.74.0"
+REQUIRED = "1.73.1"
 ROOT = Path(__file__).resolve().parent.parent
 PROTO = "poseidon/spec/caffe.proto"
 

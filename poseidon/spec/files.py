@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 from poseidon.errors import SpecError
@@ -39,25 +39,21 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int, advice: str) -> byt
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a prototxt file. Bytes that are not UTF-8 become lone surrogates: comments may hold them, fields may not."""
+    """The text of a prototxt. Bytes that are not UTF-8 become lone surrogates: comments may hold them, fields may not."""
     return read_bytes(path, _MAX_TEXT_BYTES, "is this a prototxt?").decode("utf-8", "surrogateescape")
 
 
 def write_atomically(data: bytes, path: str | os.PathLike[str]) -> None:
     """Write beside the target, then rename: after a crash there is the old file or the new one, whole."""
-    target = Path(path)
-    temporary = None
+    target = Path(os.path.realpath(path))
+    temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = file.name
+        with open(temporary, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, target)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        raise SpecError(f"{target}: cannot be written: {error}") from None
+    except (OSError, ValueError) as error:
+        raise SpecError(f"{os.fspath(path)}: cannot be written: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)

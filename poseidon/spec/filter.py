@@ -1,8 +1,8 @@
 """Which layers of a net are part of it in a given state: phase, level and stages.
 
-A layer with `include` rules is in when at least one of them holds; one with `exclude` rules is out when at least one holds; a
-layer without rules is in. A rule holds when everything it sets agrees: the phase, min_level <= level <= max_level, every `stage`
-among the net's stages, and no `not_stage` among them.
+A layer with `include` rules is in when at least one of them holds; one with `exclude` rules is out when at least one
+holds; a layer without rules is in. A rule holds when everything it sets agrees: the phase, min_level <= level <= max_level,
+every `stage` among the net's stages, and no `not_stage` among them.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from poseidon.errors import SpecError
-from poseidon.spec.caffe_pb2 import LayerParameter, NetParameter, NetState, NetStateRule
+from poseidon.spec.caffe_pb2 import LayerParameter, NetParameter, NetState, NetStateRule, Phase
 from poseidon.spec.source import NetSource
 
 
-def filter_net(source: NetSource, phase: int, level: int = 0, stages: Iterable[str] = ()) -> NetSource:
+def filter_net(source: NetSource, phase: Phase, level: int = 0, stages: Iterable[str] = ()) -> NetSource:
     """The net as built for `phase`, `level` and `stages`. Stages that the net's own `state` names stay switched on."""
     state = NetState(phase=phase, level=level, stage=[*source.net.state.stage, *stages])
     return filter_by_state(source, state)

@@ -1,16 +1,19 @@
 """Messages written as prototxt, the way Caffe's tools write them.
 
-One field a line in order of the field numbers, two spaces a level, floats in as few digits as identify them (0.01, 1, 1e-08),
-characters outside printable ASCII as octal escapes of their UTF-8 bytes.
+One field a line in order of the field numbers, two spaces a level, floats in as few digits as identify them (0.01, 1,
+1e-08), characters outside printable ASCII as octal escapes of their UTF-8 bytes.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 
 from google.protobuf import text_encoding
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+
+from poseidon.spec.files import write_atomically
 
 _FLOAT_DIGITS = range(6, 10)
 _DOUBLE_DIGITS = range(15, 18)
@@ -19,6 +22,11 @@ _DOUBLE_DIGITS = range(15, 18)
 def format_message(message: Message) -> str:
     """The message as prototxt; parsing it gives an equal message."""
     return "".join(f"{line}\n" for line in _lines(message, ""))
+
+
+def write_text(message: Message, path: str | os.PathLike[str]) -> None:
+    """Write the message to a prototxt file, whole or not at all."""
+    write_atomically(format_message(message).encode(), path)
 
 
 def _lines(message: Message, indent: str) -> list[str]:
@@ -34,7 +42,9 @@ def _lines(message: Message, indent: str) -> list[str]:
 
 def _scalar(field: FieldDescriptor, value: int | float | bool | str | bytes) -> str:
     if isinstance(value, (str, bytes)):
-        return '"' + text_encoding.CEscape(value if isinstance(value, bytes) else value.encode(), as_utf8=False) + '"'
+        return (
+            '"' + str(text_encoding.CEscape(value if isinstance(value, bytes) else value.encode(), as_utf8=False)) + '"'
+        )
     if field.type == FieldDescriptor.TYPE_BOOL:
         return "true" if value else "false"
     if field.type == FieldDescriptor.TYPE_ENUM:

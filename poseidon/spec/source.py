@@ -11,7 +11,7 @@ from poseidon.errors import SpecError
 from poseidon.spec.caffe_pb2 import NetParameter, SolverParameter
 from poseidon.spec.files import read_text
 from poseidon.spec.text import parse, parse_located
-from poseidon.spec.upgrade import INPUT_ORIGIN, upgrade_net, upgrade_solver
+from poseidon.spec.upgrade import INPUT_ORIGIN, Upgrade, upgrade_net, upgrade_solver
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +57,14 @@ def _upgraded(net: NetParameter, filename: str, lines: list[int], input_line: in
         return input_line if origin == INPUT_ORIGIN else lines[origin]
 
     upgrade = upgrade_net(net, lambda origin: place(filename, line(origin)))
+    log_problems(upgrade)
+    return NetSource(net, filename, tuple(line(origin) for origin in upgrade.origins))
+
+
+def log_problems(upgrade: Upgrade) -> None:
+    """Warn about what an upgrade had to drop."""
     for problem in upgrade.problems:
         _log.warning("%s", problem)
-    return NetSource(net, filename, tuple(line(origin) for origin in upgrade.origins))
 
 
 def read_solver(path: str | os.PathLike[str]) -> SolverParameter:

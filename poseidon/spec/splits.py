@@ -1,11 +1,11 @@
 """Split layers: a top with several readers is copied for each, so that every blob is read once.
 
-The copies of top `t` of layer `b`, at position `p` among its tops, come from a Split layer `t_b_p_split` right behind it and
-are called `t_b_p_split_0`, `t_b_p_split_1`, ... in the order of the readers. A top counts as read by its last producer's readers:
-after an in-place layer it is that layer's top.
+The copies of top `t` of layer `b`, at position `p` among its tops, come from a Split layer `t_b_p_split` right behind it
+and are called `t_b_p_split_0`, `t_b_p_split_1`, ... in the order of the readers. A name read behind an in-place layer is
+that layer's top.
 
-A nonzero loss_weight is a reader too. When such a top is split, copy 0 carries the weight and all loss weights of the layer
-itself are cleared, those of its other tops included; that is what Caffe does.
+A nonzero loss_weight is a reader too. When such a top is split, copy 0 carries the weight and all loss weights of the
+layer itself are cleared, those of its other tops included; that is what Caffe does.
 """
 
 from __future__ import annotations
@@ -73,10 +73,8 @@ def _count_uses(source: NetSource) -> _Uses:
     for index, layer in enumerate(source.net.layer):
         for position, blob in enumerate(layer.bottom):
             if blob not in producer:
-                raise SpecError(
-                    f"{source.place(index)}: Unknown bottom blob '{blob}' (layer '{layer.name}', bottom index {position})"
-                    f"{nearest(blob, producer)}"
-                )
+                where = f"(layer '{layer.name}', bottom index {position})"
+                raise SpecError(f"{source.place(index)}: Unknown bottom blob '{blob}' {where}{nearest(blob, producer)}")
             uses.origins[_Top(index, position)] = producer[blob]
             uses.readers[producer[blob]] += 1
         producer.update((blob, _Top(index, position)) for position, blob in enumerate(layer.top))
@@ -100,16 +98,21 @@ def _split_layer(blob: str, producer: str, position: int, count: int, loss_weigh
 
 
 def _check_single_producers(source: NetSource) -> None:
-    """Every blob has one producer, layers that work in place aside. Checked behind the splits: they rename bottoms, and a
-    layer that overwrites a blob which another layer also reads is no longer in place then."""
+    """Every blob has one producer, layers that work in place aside. Checked behind the splits: they rename bottoms, so that
+    a layer which overwrites a blob that others read too is no longer in place."""
     producer: dict[str, int] = {}
+    copied: dict[str, str] = {}
     for index, layer in enumerate(source.net.layer):
         for position, blob in enumerate(layer.top):
-            in_place = position < len(layer.bottom) and layer.bottom[position] == blob
-            if blob in producer and not in_place:
+            bottom = layer.bottom[position] if position < len(layer.bottom) else None
+            if blob in producer and bottom != blob:
                 first = producer[blob]
+                others = ", and other layers read it too" if copied.get(bottom or "") == blob else ""
                 raise SpecError(
-                    f"{source.place(index)}: Top blob '{blob}' produced by multiple sources: layer '{layer.name}' here and layer "
-                    f"'{source.net.layer[first].name}' at {source.place(first)}; give one of the tops another name"
+                    f"{source.place(index)}: Top blob '{blob}' produced by multiple sources: by layer '{layer.name}' here "
+                    f"and by layer '{source.net.layer[first].name}' at {source.place(first)}{others}; "
+                    f"give the top of '{layer.name}' another name"
                 )
             producer[blob] = index
+        if layer.type == "Split":
+            copied.update(dict.fromkeys(layer.top, layer.bottom[0] if layer.bottom else ""))

@@ -1,10 +1,11 @@
 """Prototxt, protobuf's text format, read into messages.
 
-Accepted is what Caffe's own reader accepts: `name: value`, `name { ... }`, `name: { ... }`, `name < ... >`, lists `name: [a, b]`
-for repeated fields, an optional `,` or `;` after each field, `#` comments, strings in either quotes, adjacent strings joined,
-enums by name or number, numbers in decimal, octal or hex, `inf` and `nan`. A field that is not repeated may be given once.
+Accepted is what Caffe's own reader accepts: `name: value`, `name { ... }`, `name: { ... }`, `name < ... >`, lists
+`name: [a, b]` for repeated fields, an optional `,` or `;` after each field, `#` comments, strings in either quotes, adjacent
+strings joined, enums by name or number, numbers in decimal, octal or hex, `inf` and `nan`. A field that is not repeated may
+be given once.
 
-The schema has no message inside itself, so the depth of the recursion here is bounded by the schema and not by the text.
+The schema has no message inside itself, so the schema and not the text bounds the depth of the recursion here.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _NOT_FINITE = {"inf": float("inf"), "infinity": float("inf"), "nan": float("nan"
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([^0-7xXuU]))")
 _ESCAPED = {b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 _ESCAPED |= {character: character for character in (b"\\", b"'", b'"', b"?")}
-# More digits than any 64-bit number has: refused without computing the value, which takes time with the square of the length.
+# More digits than any 64-bit number has: refused without computing the value, which takes quadratic time.
 _MAX_DIGITS = 32
 
 
@@ -152,8 +153,8 @@ class _Parser:
         while not self._try_symbol(closing):
             if self._token.kind is not Kind.NAME:
                 line = self._source.line(opening.offset)
-                expected = f"a field of {field.message_type.name}, or the '{closing}' that closes '{field.name}' of line {line}"
-                raise self._fail(self._token, expected)
+                end = f"the '{closing}' that closes '{field.name}' of line {line}"
+                raise self._fail(self._token, f"a field of {field.message_type.name}, or {end}")
             self._field(child)
 
     def _scalar(self, field: FieldDescriptor) -> Scalar:
@@ -231,8 +232,12 @@ class _Parser:
                 return _ESCAPED[character]
             raise self._source.error(token.offset, repr(match.group().decode("latin-1")), "an escape that C knows")
 
-        # Bytes that were not UTF-8 arrive as lone surrogates; this gives them back.
-        raw = token.text[1:-1].encode("utf-8", "surrogateescape")
+        try:
+            # Bytes that were not UTF-8 arrive as lone surrogates; this gives them back.
+            raw = token.text[1:-1].encode("utf-8", "surrogateescape")
+        except UnicodeEncodeError as error:
+            character = token.text[error.start + 1]
+            raise self._source.error(token.offset, repr(character), "characters that UTF-8 has in a string") from None
         return _ESCAPE.sub(replace, raw)
 
 

@@ -1,8 +1,8 @@
 """Nets of 2013 (V0): every option of every layer in one message, wrapped in `layers { layer { ... } }`.
 
-A net is in this format when any of its layers has the inner message. Each becomes a layer of 2014 (V1), to be upgraded further:
-its options move to the message of their kind of layer. Padding was a layer of its own; it becomes the `pad` of the
-convolution or pooling that reads it. Options that mean nothing to a layer's type are dropped and reported.
+A net is in this format when any of its layers has the inner message. Each becomes a layer of 2014 (V1), to be upgraded
+further: its options move to the message of their kind of layer. Padding was a layer of its own; it becomes the `pad` of
+the convolution or pooling that reads it. Options that mean nothing to a layer's type are dropped and reported.
 
 As in Caffe, only the name, inputs, force_backward and layers of the net carry over.
 """
@@ -47,6 +47,7 @@ _TYPES = {
 _PADDING = "padding"
 _PADDED = ("conv", "pool")
 
+_LAYER = "the layer itself"
 _WEIGHTED = {"conv": "convolution_param", "innerproduct": "inner_product_param"}
 _WINDOWED = {"conv": "convolution_param", "pool": "pooling_param"}
 _LRN = {"lrn": "lrn_param"}
@@ -82,6 +83,7 @@ _OPTIONS: dict[str, tuple[str, dict[str, str]]] = {
     "det_fg_fraction": ("fg_fraction", _DETECTION),
     "det_context_pad": ("context_pad", _DETECTION),
     "det_crop_mode": ("crop_mode", _DETECTION),
+    "hdf5_output_param": ("hdf5_output_param", {"hdf5_output": _LAYER}),
     "new_num": ("new_num", {}),
     "new_channels": ("new_channels", {}),
 }
@@ -99,8 +101,8 @@ def upgrade_v0(net: NetParameter, place: Place) -> tuple[list[int], list[str]]:
     kept = _merge_padding(net, place)
     problems: list[str] = []
     upgraded = NetParameter()
-    for index, old in zip(kept, net.layers, strict=True):
-        new = upgraded.layers.add()
+    for index in kept:
+        old, new = net.layers[index], upgraded.layers.add()
         if old.HasField("layer"):
             problems += _upgrade_layer(old, new, place(index))
         else:
@@ -116,34 +118,27 @@ def upgrade_v0(net: NetParameter, place: Place) -> tuple[list[int], list[str]]:
 
 
 def _merge_padding(net: NetParameter, place: Place) -> list[int]:
-    """Give each padding layer's `pad` to its readers and drop it. Returns the indices of the other layers."""
+    """Give each padding layer's `pad` to its readers in its place. Returns the indices of the other layers."""
     producers: dict[str, V1LayerParameter | None] = dict.fromkeys(net.input)
-    originals = [V1LayerParameter.FromString(layer.SerializeToString()) for layer in net.layers]
     for index, layer in enumerate(net.layers):
         for position, blob in enumerate(layer.bottom):
             if blob not in producers:
-                raise SpecError(
-                    f"{place(index)}: Unknown bottom blob '{blob}' (layer '{layer.layer.name}', bottom index {position})"
-                    f"{nearest(blob, producers)}"
-                )
+                where = f"(layer '{layer.layer.name}', bottom index {position})"
+                raise SpecError(f"{place(index)}: Unknown bottom blob '{blob}' {where}{nearest(blob, producers)}")
             padding = producers[blob]
             if padding is not None and padding.layer.type == _PADDING:
                 _check_padding(layer, padding, place(index))
                 layer.layer.pad = padding.layer.pad
                 layer.bottom[position] = padding.bottom[0]
-        producers.update(dict.fromkeys(layer.top, originals[index]))
-    kept = [index for index, layer in enumerate(originals) if layer.layer.type != _PADDING]
-    for index in reversed(range(len(originals))):
-        if originals[index].layer.type == _PADDING:
-            del net.layers[index]
-    return kept
+        producers.update(dict.fromkeys(layer.top, layer))
+    return [index for index, layer in enumerate(net.layers) if layer.layer.type != _PADDING]
 
 
 def _check_padding(reader: V1LayerParameter, padding: V1LayerParameter, where: str) -> None:
     if reader.layer.type not in _PADDED:
         raise SpecError(
-            f"{where}: layer '{reader.layer.name}' of type '{reader.layer.type}' reads padding layer '{padding.layer.name}', "
-            "expected a layer of type 'conv' or 'pool'; remove the padding or put it into the layer that needs it"
+            f"{where}: layer '{reader.layer.name}' reads padding layer '{padding.layer.name}' and has type "
+            f"'{reader.layer.type}', expected 'conv' or 'pool'; remove the padding"
         )
     counts = (len(reader.bottom), len(padding.bottom), len(padding.top))
     if counts != (1, 1, 1):
@@ -184,7 +179,8 @@ def _move_options(options: V0LayerParameter, new: V1LayerParameter, where: str) 
                 f"{where}: '{name}' means nothing to layer '{options.name}' of type '{options.type}': dropped"
             )
             continue
-        message = getattr(new, takers[options.type])
+        taker = takers[options.type]
+        message = new if taker == _LAYER else getattr(new, taker)
         field = message.DESCRIPTOR.fields_by_name[target]
         value = getattr(options, name)
         if field.is_repeated:
@@ -193,11 +189,4 @@ def _move_options(options: V0LayerParameter, new: V1LayerParameter, where: str) 
             getattr(message, target).CopyFrom(value)
         else:
             setattr(message, target, value)
-    if options.HasField("hdf5_output_param"):
-        if options.type == "hdf5_output":
-            new.hdf5_output_param.CopyFrom(options.hdf5_output_param)
-        else:
-            problems.append(
-                f"{where}: 'hdf5_output_param' means nothing to layer '{options.name}' of type '{options.type}': dropped"
-            )
     return problems

@@ -1,8 +1,8 @@
 """Nets of 2014 (V1): `layers { type: CONVOLUTION blobs_lr: 1 ... }`, types as an enum and multipliers as lists.
 
-Each becomes a layer of the current format. The lists `param`, `blob_share_mode`, `blobs_lr` and `weight_decay` are dealt out to
-one `param` message for each weight blob. Data layers that still carry scale, mean_file, crop_size or mirror among their own
-options give them to `transform_param`.
+Each becomes a layer of the current format. The lists `param`, `blob_share_mode`, `blobs_lr` and `weight_decay` are dealt
+out to one `param` message for each weight blob. Data layers that still carry scale, mean_file, crop_size or mirror among
+their own options give them to `transform_param`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _move_transforms(net: NetParameter) -> None:
     readers = [(layer, getattr(layer, _TRANSFORMED[layer.type])) for layer in net.layers if layer.type in _TRANSFORMED]
     if not any(options.HasField(name) for _, options in readers for name in _TRANSFORM):
         return
-    # Caffe touches all data layers of the net once one needs it, so that each ends up with both messages, even if empty.
+    # Caffe touches all data layers of the net once one needs it: each ends up with both messages, even if empty.
     for layer, options in readers:
         options.SetInParent()
         layer.transform_param.SetInParent()

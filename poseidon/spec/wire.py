@@ -1,0 +1,120 @@
+"""A look at protobuf's wire format without building messages: to bound what a file makes us build, and to say what is wrong.
+
+A message is a sequence of fields, each a varint tag `number * 8 + wire type` and a value: a varint (0), 8 bytes (1), a varint
+length and as many bytes (2), or 4 bytes (5). Types 3 and 4 bracket groups, which Caffe's schema does not have; the fields in
+an unknown group are walked like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from google.protobuf.descriptor import Descriptor
+
+VARINT, FIXED64, BYTES, GROUP_START, GROUP_END, FIXED32 = range(6)
+_MAX_VARINT_BYTES = 10
+
+
+class WireError(Exception):
+    """The bytes are not a sequence of fields."""
+
+
+@dataclass(frozen=True, slots=True)
+class WireField:
+    """A field's number and type, and where its value lies; for BYTES, without the length."""
+
+    number: int
+    wire_type: int
+    start: int
+    end: int
+
+
+def encode_varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _decode_varint(data: bytes, offset: int, end: int) -> tuple[int, int]:
+    """The value at `offset`, and the offset behind it."""
+    value = 0
+    for count in range(_MAX_VARINT_BYTES):
+        if offset + count >= end:
+            raise WireError(f"truncated at byte {end}: a number begins at byte {offset} and does not end")
+        byte = data[offset + count]
+        value |= (byte & 0x7F) << 7 * count
+        if byte < 0x80:
+            return value, offset + count + 1
+    raise WireError(f"damaged at byte {offset}: a number of more than {_MAX_VARINT_BYTES} bytes")
+
+
+def wire_fields(data: bytes, start: int, end: int) -> Iterator[WireField]:
+    """The fields of the message in `data[start:end]`; raises WireError at the first that is no field."""
+    offset = start
+    while offset < end:
+        tag_offset = offset
+        tag, offset = _decode_varint(data, offset, end)
+        number, wire_type = tag >> 3, tag & 7
+        if number == 0 or wire_type > FIXED32:
+            raise WireError(f"damaged at byte {tag_offset}: field number {number} of wire type {wire_type}")
+        value_offset = offset
+        if wire_type == BYTES:
+            size_bytes, value_offset = _decode_varint(data, offset, end)
+            offset = value_offset + size_bytes
+        elif wire_type == VARINT:
+            _, offset = _decode_varint(data, offset, end)
+        else:
+            offset += {FIXED64: 8, FIXED32: 4}.get(wire_type, 0)
+        if offset > end:
+            raise WireError(
+                f"truncated at byte {end}: field {number} at byte {tag_offset} has {offset - value_offset} bytes, "
+                f"{end - value_offset} are there"
+            )
+        yield WireField(number, wire_type, value_offset, offset)
+
+
+def find_fault(data: bytes) -> str | None:
+    """What is wrong with the outermost fields, or None if they are well formed."""
+    try:
+        for _ in wire_fields(data, 0, len(data)):
+            pass
+    except WireError as error:
+        return str(error)
+    return None
+
+
+def exceeds_messages(data: bytes, descriptor: Descriptor, limit: int) -> bool:
+    """Whether repeated messages, at all depths, occur more than `limit` times. An empty layer takes 3 bytes in the file and
+    hundreds in memory, so that a small file could otherwise fill the machine. Damaged parts count as far as they can be read.
+    """
+    count = 0
+    spans = [(0, len(data), descriptor)] if _holds_repeated_messages(descriptor) else []
+    while spans:
+        start, end, message = spans.pop()
+        try:
+            for field in wire_fields(data, start, end):
+                known = message.fields_by_number.get(field.number) if field.wire_type == BYTES else None
+                if known is None or known.message_type is None:
+                    continue
+                count += known.is_repeated
+                if count > limit:
+                    return True
+                if _holds_repeated_messages(known.message_type):
+                    spans.append((field.start, field.end, known.message_type))
+        except WireError:
+            continue  # the parser will refuse the whole file, with the reason
+    return False
+
+
+@lru_cache(maxsize=None)
+def _holds_repeated_messages(descriptor: Descriptor) -> bool:
+    return any(
+        field.is_repeated or _holds_repeated_messages(field.message_type)
+        for field in descriptor.fields
+        if field.message_type is not None
+    )
