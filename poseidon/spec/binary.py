@@ -1,13 +1,13 @@
 """Messages in protobuf's binary format: caffemodel, solverstate, binaryproto and database records.
 
-What is read may be damaged or made to harm: the size is checked before reading, the number of messages before building them, and
-strings and required fields afterwards. Protobuf itself ends at 2 GiB.
+What is read may be damaged or made to harm: the size is checked before reading, the number of messages before
+building them, and strings and required fields afterwards. Protobuf itself ends at 2 GiB.
 """
 
 from __future__ import annotations
 
 import os
-from functools import lru_cache
+from functools import cache
 from typing import TypeVar
 
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
@@ -40,7 +40,7 @@ def parse_binary(data: bytes, message_class: type[MessageT], what: str = "<bytes
         raise SpecError(
             f"{what}: found more than {_MAX_MESSAGES} messages in a {descriptor.name}, expected fewer: refused"
         )
-    message = message_class()
+    message: MessageT = message_class()
     try:
         message.ParseFromString(data)
     except DecodeError:
@@ -94,7 +94,7 @@ def _diagnose(data: bytes) -> str:
     return f"{fault}; copy or download the file again"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _holds_strings(descriptor: Descriptor) -> bool:
     return any(
         field.type == FieldDescriptor.TYPE_STRING

@@ -1,10 +1,11 @@
 """Arrays of numbers in messages: BlobProto (weights, means, solver history) and Datum (database records).
 
-A BlobProto's extents are `shape`, or in old files num, channels, height and width: always four axes, so that a bias of 2013 is
-1x1x1xN. When any of the four is set they count, as in Caffe. Values are `data` (float32) or `double_data` (float64).
+A BlobProto's extents are `shape`, or in old files num, channels, height and width: always four axes, so that a bias
+of 2013 is 1x1x1xN. When any of the four is set they count, as in Caffe. Values are `data` (float32) or `double_data`
+(float64).
 
-Millions of floats pass through the wire format, which holds them as one run of bytes; protobuf's own containers would make a
-Python object of each.
+Millions of floats pass through the wire format, which holds them as one run of bytes; protobuf's own containers would
+make a Python object of each.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def has_legacy_shape(blob: BlobProto) -> bool:
 
 
 def shape_equals(blob: BlobProto, shape: Sequence[int]) -> bool:
-    """Whether the blob fits an array of this shape. Four old extents fit any shape of up to four axes that, with ones put in
-    front, is the same."""
+    """Whether the blob fits an array of this shape. Four old extents fit any shape of up to four axes that, with ones
+    put in front, is the same."""
     expected = tuple(shape)
     if has_legacy_shape(blob) and len(expected) <= len(_LEGACY_EXTENTS):
         expected = (1,) * (len(_LEGACY_EXTENTS) - len(expected)) + expected
@@ -94,7 +95,7 @@ def datum_to_array(datum: Datum, what: str = "datum") -> npt.NDArray[np.uint8] |
     if min(shape) < 0 or count != math.prod(shape):
         raise SpecError(f"{what}: found {count} values, expected {shape[0]} x {shape[1]} x {shape[2]}")
     if datum.data:
-        return np.frombuffer(datum.data, np.uint8).reshape(shape).copy()
+        return np.array(np.frombuffer(datum.data, np.uint8).reshape(shape))
     return np.fromiter(datum.float_data, np.float32, count).reshape(shape)
 
 

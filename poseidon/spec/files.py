@@ -39,7 +39,8 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int, advice: str) -> byt
 
 
 def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a prototxt. Bytes that are not UTF-8 become lone surrogates: comments may hold them, fields may not."""
+    """The text of a prototxt. Bytes that are not UTF-8 become lone surrogates: comments may hold them, fields may
+    not."""
     return read_bytes(path, _MAX_TEXT_BYTES, "is this a prototxt?").decode("utf-8", "surrogateescape")
 
 

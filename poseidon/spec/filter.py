@@ -1,8 +1,8 @@
 """Which layers of a net are part of it in a given state: phase, level and stages.
 
 A layer with `include` rules is in when at least one of them holds; one with `exclude` rules is out when at least one
-holds; a layer without rules is in. A rule holds when everything it sets agrees: the phase, min_level <= level <= max_level,
-every `stage` among the net's stages, and no `not_stage` among them.
+holds; a layer without rules is in. A rule holds when everything it sets agrees: the phase, min_level <= level <=
+max_level, every `stage` among the net's stages, and no `not_stage` among them.
 """
 
 from __future__ import annotations

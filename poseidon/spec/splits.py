@@ -1,8 +1,8 @@
 """Split layers: a top with several readers is copied for each, so that every blob is read once.
 
-The copies of top `t` of layer `b`, at position `p` among its tops, come from a Split layer `t_b_p_split` right behind it
-and are called `t_b_p_split_0`, `t_b_p_split_1`, ... in the order of the readers. A name read behind an in-place layer is
-that layer's top.
+The copies of top `t` of layer `b`, at position `p` among its tops, come from a Split layer `t_b_p_split` right behind
+it and are called `t_b_p_split_0`, `t_b_p_split_1`, ... in the order of the readers. A name read behind an in-place
+layer is that layer's top.
 
 A nonzero loss_weight is a reader too. When such a top is split, copy 0 carries the weight and all loss weights of the
 layer itself are cleared, those of its other tops included; that is what Caffe does.
@@ -98,8 +98,8 @@ def _split_layer(blob: str, producer: str, position: int, count: int, loss_weigh
 
 
 def _check_single_producers(source: NetSource) -> None:
-    """Every blob has one producer, layers that work in place aside. Checked behind the splits: they rename bottoms, so that
-    a layer which overwrites a blob that others read too is no longer in place."""
+    """Every blob has one producer, layers that work in place aside. Checked behind the splits: they rename bottoms,
+    so that a layer which overwrites a blob that others read too is no longer in place."""
     producer: dict[str, int] = {}
     copied: dict[str, str] = {}
     for index, layer in enumerate(source.net.layer):
@@ -109,8 +109,8 @@ def _check_single_producers(source: NetSource) -> None:
                 first = producer[blob]
                 others = ", and other layers read it too" if copied.get(bottom or "") == blob else ""
                 raise SpecError(
-                    f"{source.place(index)}: Top blob '{blob}' produced by multiple sources: by layer '{layer.name}' here "
-                    f"and by layer '{source.net.layer[first].name}' at {source.place(first)}{others}; "
+                    f"{source.place(index)}: Top blob '{blob}' produced by multiple sources: by layer '{layer.name}' "
+                    f"here and by layer '{source.net.layer[first].name}' at {source.place(first)}{others}; "
                     f"give the top of '{layer.name}' another name"
                 )
             producer[blob] = index

@@ -1,9 +1,9 @@
 """Prototxt, protobuf's text format, read into messages.
 
 Accepted is what Caffe's own reader accepts: `name: value`, `name { ... }`, `name: { ... }`, `name < ... >`, lists
-`name: [a, b]` for repeated fields, an optional `,` or `;` after each field, `#` comments, strings in either quotes, adjacent
-strings joined, enums by name or number, numbers in decimal, octal or hex, `inf` and `nan`. A field that is not repeated may
-be given once.
+`name: [a, b]` for repeated fields, an optional `,` or `;` after each field, `#` comments, strings in either quotes,
+adjacent strings joined, enums by name or number, numbers in decimal, octal or hex, `inf` and `nan`. A field that is
+not repeated may be given once.
 
 The schema has no message inside itself, so the schema and not the text bounds the depth of the recursion here.
 """

@@ -1,8 +1,8 @@
 """Old nets and solvers brought to the current format, as Caffe does on reading.
 
-In this order: layers of 2013 (`upgrade_v0`), layers of 2014 and their data transformations (`upgrade_v1`), `input` fields
-into an Input layer, BatchNorm statistics out of the solver's reach; for solvers, the enum `solver_type` into the string
-`type`. Upgrading twice changes nothing more.
+In this order: layers of 2013 (`upgrade_v0`), layers of 2014 and their data transformations (`upgrade_v1`), `input`
+fields into an Input layer, BatchNorm statistics out of the solver's reach; for solvers, the enum `solver_type` into
+the string `type`. Upgrading twice changes nothing more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Nets of 2014 (V1): `layers { type: CONVOLUTION blobs_lr: 1 ... }`, types as an enum and multipliers as lists.
 
-Each becomes a layer of the current format. The lists `param`, `blob_share_mode`, `blobs_lr` and `weight_decay` are dealt
-out to one `param` message for each weight blob. Data layers that still carry scale, mean_file, crop_size or mirror among
-their own options give them to `transform_param`.
+Each becomes a layer of the current format. The lists `param`, `blob_share_mode`, `blobs_lr` and `weight_decay` are
+dealt out to one `param` message for each weight blob. Data layers that still carry scale, mean_file, crop_size or
+mirror among their own options give them to `transform_param`.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""A look at protobuf's wire format without building messages: to bound what a file makes us build, and to say what is wrong.
+"""A look at protobuf's wire format without building messages: to bound what a file makes us build, and to say what is
+wrong.
 
-A message is a sequence of fields, each a varint tag `number * 8 + wire type` and a value: a varint (0), 8 bytes (1), a varint
-length and as many bytes (2), or 4 bytes (5). Types 3 and 4 bracket groups, which Caffe's schema does not have; the fields in
-an unknown group are walked like any other.
+A message is a sequence of fields, each a varint tag `number * 8 + wire type` and a value: a varint (0), 8 bytes (1),
+a varint length and as many bytes (2), or 4 bytes (5). Types 3 and 4 bracket groups, which Caffe's schema does not
+have; the fields in an unknown group are walked like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from google.protobuf.descriptor import Descriptor
 
@@ -89,8 +90,9 @@ def find_fault(data: bytes) -> str | None:
 
 
 def exceeds_messages(data: bytes, descriptor: Descriptor, limit: int) -> bool:
-    """Whether repeated messages, at all depths, occur more than `limit` times. An empty layer takes 3 bytes in the file and
-    hundreds in memory, so that a small file could otherwise fill the machine. Damaged parts count as far as they can be read.
+    """Whether repeated messages, at all depths, occur more than `limit` times. An empty layer takes 3 bytes in the
+    file and hundreds in memory, so that a small file could otherwise fill the machine. Damaged parts count as far as
+    they can be read.
     """
     count = 0
     spans = [(0, len(data), descriptor)] if _holds_repeated_messages(descriptor) else []
@@ -111,7 +113,7 @@ def exceeds_messages(data: bytes, descriptor: Descriptor, limit: int) -> bool:
     return False
 
 
-@lru_cache(maxsize=None)
+@cache
 def _holds_repeated_messages(descriptor: Descriptor) -> bool:
     return any(
         field.is_repeated or _holds_repeated_messages(field.message_type)
