@@ -1,4 +1,4 @@
-"""caffe.Net: pycaffe's face of `poseidon.Net`, run layer by layer so that every blob and diff can be seen and edited."""
+"""caffe.Net: pycaffe's face of `poseidon.Net`, run layer by layer so that blobs and diffs can be seen and edited."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ class Net:
 
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
         """Gives the net's MemoryData layer what to serve next."""
-        layer = next(layer for layer in self._net.layers.values() if layer.type == "MemoryData")
+        layer = next(layer for layer in self._net.layers.values() if layer.type_name == "MemoryData")
         layer.reset(torch.from_numpy(data), torch.from_numpy(labels))

@@ -10,7 +10,7 @@ Which bottoms need a gradient follows Caffe, in three sweeps:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from poseidon.errors import NetError
 from poseidon.net.layer import Layer, LayerContext, Shape, text_of
@@ -37,17 +37,19 @@ class Node:
 
 
 class Graph:
-    """Nodes in running order, the current shape of every blob, and the parameter table."""
+    """Nodes in running order, the current shape of every blob, and the parameter table.
+
+    Blob names are known to be sound: `insert_splits` refuses unknown bottoms and tops with two producers.
+    """
 
     def __init__(self, source: NetSource, context: LayerContext) -> None:
         self.nodes: list[Node] = []
         self.shapes: dict[str, Shape] = {}
-        for spec, line in zip(source.net.layer, source.lines, strict=True):
-            where = f"{source.filename}:{line}" if line else source.filename
-            self._append(spec, context_at(context, where))
+        for position, spec in enumerate(source.net.layer):
+            self._append(spec, replace(context, where=source.place(position)))
         self.params = ParamTable([node.layer for node in self.nodes], force_backward=source.net.force_backward)
         self.outputs = self._unread_blobs()
-        self.inputs = [top for node in self.nodes if node.layer.type == "Input" for top in node.tops]
+        self.inputs = [top for node in self.nodes if node.layer.type_name == "Input" for top in node.tops]
         self._mark_down()
         self._mark_up()
         if source.net.force_backward:
@@ -65,9 +67,6 @@ class Graph:
             raise NetError(f"{context.where}: layer {spec.name!r}: {problem}") from None
         spec.phase = context.phase
         layer = made(spec, context)
-        for bottom in spec.bottom:
-            if bottom not in self.shapes:
-                raise layer.error(f"unknown bottom blob {bottom!r}; no layer before it has that top")
         if spec.propagate_down and len(spec.propagate_down) != len(spec.bottom):
             raise layer.error(
                 f"propagate_down needs one entry per bottom ({len(spec.bottom)}), got {len(spec.propagate_down)}"
@@ -79,7 +78,7 @@ class Graph:
         layer.num_tops = len(tops)
         node = Node(layer, tuple(spec.bottom), tops, bottom_shapes=shapes)
         node.loss_weights = self._loss_weights(node)
-        self._place_tops(node, top_shapes)
+        self.shapes.update((name, tuple(shape)) for name, shape in zip(tops, top_shapes, strict=True))
         self.nodes.append(node)
 
     @staticmethod
@@ -95,12 +94,6 @@ class Graph:
         if given and len(given) != len(node.tops):
             raise layer.error(f"loss_weight needs one entry per top ({len(node.tops)}), got {len(given)}")
         return tuple(given) or tuple(layer.default_loss_weight(i) for i in range(len(node.tops)))
-
-    def _place_tops(self, node: Node, top_shapes: list[Shape]) -> None:
-        for name, shape in zip(node.tops, top_shapes, strict=True):
-            if name in self.shapes and name not in node.bottoms:
-                raise node.layer.error(f"top blob {name!r} is already produced by another layer; blob names are unique")
-            self.shapes[name] = tuple(shape)
 
     def _unread_blobs(self) -> list[str]:
         """Net outputs: blobs whose last writer comes after every reader, in order of production."""
@@ -159,7 +152,7 @@ class Graph:
         for node in self.nodes:
             bottoms = tuple(shapes[name] for name in node.bottoms)
             seen.append(bottoms)
-            if node.layer.type == "Input":
+            if node.layer.type_name == "Input":
                 tops = [changed.get(name, shapes[name]) for name in node.tops]
             else:
                 tops = node.layer.reshape(bottoms)
@@ -173,10 +166,5 @@ class Graph:
         lines = []
         for node in self.nodes:
             tops = ", ".join(f"{name} ({text_of(self.shapes[name])})" for name in node.tops)
-            lines.append(f"{node.layer.name:24} {node.layer.type:20} {', '.join(node.bottoms)} -> {tops}")
+            lines.append(f"{node.layer.name:24} {node.layer.type_name:20} {', '.join(node.bottoms)} -> {tops}")
         return "\n".join(lines)
-
-
-def context_at(context: LayerContext, where: str) -> LayerContext:
-    """The same context, standing at another place of the prototxt."""
-    return LayerContext(context.phase, where, context.device, context.dtype, context.draws)

@@ -99,7 +99,7 @@ class Layer(nn.Module):
         return self.spec.name
 
     @property
-    def type(self) -> str:
+    def type_name(self) -> str:
         return self.spec.type
 
     @property
@@ -163,7 +163,7 @@ class Layer(nn.Module):
     # -- checks -----------------------------------------------------------------------------------------------------
     def error(self, message: str) -> LayerError:
         """An error that names this layer and where it stands in the prototxt."""
-        return LayerError(f"{self.context.where}: layer {self.name!r} ({self.type}): {message}")
+        return LayerError(f"{self.context.where}: layer {self.name!r} ({self.type_name}): {message}")
 
     def check_counts(self) -> None:
         num_bottoms = len(self.spec.bottom)

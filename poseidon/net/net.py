@@ -78,7 +78,9 @@ class Net(nn.Module):
             self._modules[self._module_name(node.layer.name)] = node.layer
         copy_embedded(self)
         if channels_last:
-            self.to(memory_format=torch.channels_last)
+            for parameter in self.parameters():
+                if parameter.dim() == 4:
+                    parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
         if weights is not None:
             self.load(weights)
 
@@ -184,7 +186,7 @@ class Net(nn.Module):
         return key
 
     def _compiled(self, backend: bool | str) -> Any:
-        return torch.compile(self.program.run, **({"backend": backend} if isinstance(backend, str) else {}))
+        return torch.compile(self.program.run, backend=backend if isinstance(backend, str) else "inductor")
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         if self._autocast is None:
@@ -201,7 +203,7 @@ class Net(nn.Module):
         self._accept_shapes(given)
         values: dict[str, Tensor] = {}
         for node in self.program.feeds:
-            if node.layer.type == "Input":
+            if node.layer.type_name == "Input":
                 made = tuple(self._placed(given[name]) for name in node.tops)
             else:
                 made = node.layer()

@@ -61,7 +61,7 @@ class Stepwise:
 
     def _forward_one(self, index: int) -> None:
         node = self.nodes[index]
-        if node.layer.type == "Input":
+        if node.layer.type_name == "Input":
             return
         self._fit(node)
         bottoms = [self._leaf(node, i) for i in range(len(node.bottoms))]
@@ -112,7 +112,7 @@ class Stepwise:
         """Runs the layers start … end (inclusive, start after end) backwards from the diffs of their tops."""
         first = len(self.nodes) - 1 if start is None else start
         for index in range(first, end - 1, -1):
-            if self.nodes[index].needs_backward and self.nodes[index].layer.type != "Input":
+            if self.nodes[index].needs_backward and self.nodes[index].layer.type_name != "Input":
                 self._backward_one(index)
 
     def _backward_one(self, index: int) -> None:

@@ -119,7 +119,7 @@ def run_golden_layer(record, folder: Path) -> None:
     for key in keys_under(record, "param/"):
         put(param_of(net, key).data, record[key])
     if "memory/data" in record.files:
-        layer = next(layer for layer in net.layers.values() if layer.type == "MemoryData")
+        layer = next(layer for layer in net.layers.values() if layer.type_name == "MemoryData")
         layer.reset(torch.from_numpy(record["memory/data"]), torch.from_numpy(record["memory/labels"]))
     check_forward(record, run)
     for key in keys_under(record, "param_after/"):
