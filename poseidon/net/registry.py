@@ -6,11 +6,11 @@ without touching this code. Names are Caffe's (`Convolution`, `InnerProduct`, ..
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from poseidon.errors import NetError
+from poseidon.spec import nearest
 
 if TYPE_CHECKING:
     from poseidon.net.layer import Layer
@@ -37,9 +37,8 @@ def layer_class(type_name: str) -> type[Layer]:
     found = _LAYERS.get(type_name)
     if found is not None:
         return found
-    near = difflib.get_close_matches(type_name, _LAYERS, n=1, cutoff=0.6)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise NetError(f"unknown layer type {type_name!r}{hint} (known types: {', '.join(layer_types())})")
+    hint = nearest(type_name, _LAYERS)
+    raise NetError(f"unknown layer type {type_name!r}{hint}; known types: {', '.join(layer_types())}")
 
 
 def layer_types() -> list[str]:
