@@ -1,26 +1,36 @@
 """LossLayer: what the losses share: two bottoms (prediction, label), one scalar top, and how a sum is normalised.
 
-Caffe's normalizer, for a loss over `outer` samples × `inner` positions:
+    loss = total / divisor
 
-    FULL         outer · inner
-    VALID        number of positions whose label is not ignore_label (FULL where none is ignored)
-    BATCH_SIZE   outer
+Caffe's divisor, for a loss over `num_samples` with `num_labels` labels in all (samples × positions):
+
+    FULL         num_labels
+    VALID        number of labels that are not ignore_label (FULL where none is ignored)
+    BATCH_SIZE   num_samples
     NONE         1
 
-and never below 1. The old boolean `normalize` stands for VALID (true) or BATCH_SIZE (false) where `normalization`
-is not given.
+and never below 1, so that a batch without a valid label has loss 0. The old boolean `normalize` stands for VALID
+(true) or BATCH_SIZE (false) where `normalization` is not given. Losses that know no such choice divide by num_samples.
+
+Most losses know the gradient of their total better than autograd does: Caffe clips values without clipping gradients,
+and one pass over the prediction is enough. They hand it over with `LossLayer.finished`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from poseidon.net.layer import Layer, Shape, exactly, text_of
+from poseidon.net.layer import Layer, LayerContext, Shape, count_of, exactly, text_of
 from poseidon.spec import caffe_pb2
+
+Mode = caffe_pb2.LossParameter
+
+LOG_THRESHOLD = 1e-20  # probabilities below it count as this much, in losses that take a logarithm
 
 
 class LossLayer(Layer):
@@ -28,32 +38,92 @@ class LossLayer(Layer):
     auto_tops = True
     is_loss = True
     unforced_bottoms = frozenset({1})
-    default_normalization: ClassVar[int] = caffe_pb2.LossParameter.VALID
+    default_normalization: ClassVar[int] = Mode.VALID
+
+    def __init__(self, spec: caffe_pb2.LayerParameter, context: LayerContext) -> None:
+        super().__init__(spec, context)
+        options = spec.loss_param
+        self.ignore_label: int | None = options.ignore_label if options.HasField("ignore_label") else None
+        self.normalization = self._normalization()
+        self._num_workers = 1
+        self._sum_over_workers: Callable[[Tensor], Tensor] | None = None
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         prediction, label = bottom_shapes[:2]
-        if prediction[:1] != label[:1]:
+        if not prediction or prediction[:1] != label[:1]:
             raise self.error(
-                f"prediction and label need the same number of samples, got {text_of(prediction)} and {text_of(label)}"
+                f"prediction and label need the same number of samples (first axis), "
+                f"got {text_of(prediction)} and {text_of(label)}"
             )
         return [()]
 
-    @property
-    def ignore_label(self) -> int | None:
-        options = self.spec.loss_param
-        return options.ignore_label if options.HasField("ignore_label") else None
+    def require_label_per_sample(self, prediction: Shape, label: Shape) -> None:
+        if count_of(label) != prediction[0]:
+            raise self.error(
+                f"needs one label per sample: {prediction[0]} for a prediction of shape {text_of(prediction)}, "
+                f"got {count_of(label)} ({text_of(label)})"
+            )
 
-    @property
-    def normalization(self) -> int:
-        options = self.spec.loss_param
-        if options.HasField("normalization") or not options.HasField("normalize"):
-            return options.normalization if options.HasField("normalization") else self.default_normalization
-        return caffe_pb2.LossParameter.VALID if options.normalize else caffe_pb2.LossParameter.BATCH_SIZE
+    def constant(self, bottom: Tensor, what: str) -> Tensor:
+        """A bottom that no gradient flows to; Caffe aborts where one is asked for."""
+        if bottom.requires_grad and torch.is_grad_enabled() and self.training_phase:
+            raise self.error(f"cannot back-propagate to its {what}; set propagate_down to false for it")
+        return bottom.detach()
 
-    def normalizer(self, outer: int, inner: int, valid: Tensor | None) -> Tensor | float:
-        """What the summed loss is divided by. `valid` counts the labels in use (None: all of them)."""
-        mode = self.normalization
-        if mode == caffe_pb2.LossParameter.VALID and valid is not None:
-            return torch.clamp(valid, min=1)
-        number = {caffe_pb2.LossParameter.BATCH_SIZE: outer, caffe_pb2.LossParameter.NONE: 1}.get(mode, outer * inner)
-        return float(max(number, 1))
+    # -- normalisation ----------------------------------------------------------------------------------------------
+    def count_over_workers(self, num_workers: int, sum_over_workers: Callable[[Tensor], Tensor]) -> None:
+        """Divides as one worker with the batches of all would, given that the workers' gradients are averaged.
+
+        `sum_over_workers` adds a count over all of them. It is called once per forward pass, by every worker or none:
+        only options decide, never data.
+        """
+        self._num_workers = num_workers
+        self._sum_over_workers = sum_over_workers
+
+    def divisor(self, num_samples: int, num_labels: int, ignored: Tensor | None) -> Tensor | float:
+        """What the total is divided by. `ignored` marks the labels left out (None: there is no ignore_label)."""
+        if self.normalization == Mode.VALID and ignored is not None:
+            num_valid = ignored.numel() - ignored.sum()
+            if self._sum_over_workers is None:
+                return num_valid.clamp(min=1)
+            return self._sum_over_workers(num_valid).clamp(min=1) / self._num_workers
+        if self.normalization == Mode.NONE:
+            return 1.0 / self._num_workers
+        return float(max(num_samples if self.normalization == Mode.BATCH_SIZE else num_labels, 1))
+
+    def _normalization(self) -> int:
+        options = self.spec.loss_param
+        if options.HasField("normalization"):
+            return options.normalization
+        if options.HasField("normalize"):
+            return Mode.VALID if options.normalize else Mode.BATCH_SIZE
+        return self.default_normalization
+
+    # -- gradient ---------------------------------------------------------------------------------------------------
+    @staticmethod
+    def wants_gradient(x: Tensor) -> bool:
+        return x.requires_grad and torch.is_grad_enabled()
+
+    @staticmethod
+    def finished(x: Tensor, total: Tensor, divisor: Tensor | float, gradient: Tensor | None) -> Tensor:
+        """total / divisor; `gradient` is that of the total with respect to x (None: none is wanted)."""
+        if gradient is None:
+            return total / divisor
+        loss: Tensor = _GivenGradient.apply(x, total, divisor, gradient)
+        return loss
+
+
+class _GivenGradient(torch.autograd.Function):
+    """A scalar whose gradient was worked out in the forward pass; backward only scales it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, total: Tensor, divisor: Tensor | float, gradient: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient)
+        ctx.divisor = divisor
+        return total / divisor
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, top_diff: Tensor) -> tuple[Tensor, None, None, None]:
+        (gradient,) = ctx.saved_tensors
+        return gradient * (top_diff / ctx.divisor), None, None, None
