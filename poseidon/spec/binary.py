@@ -16,30 +16,26 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from poseidon.errors import SpecError
 from poseidon.spec.caffe_pb2 import NetParameter
 from poseidon.spec.files import read_bytes, write_atomically
+from poseidon.spec.limits import MAX_BINARY_BYTES
 from poseidon.spec.source import log_problems
 from poseidon.spec.upgrade import upgrade_net
-from poseidon.spec.wire import exceeds_messages, find_fault
+from poseidon.spec.wire import find_excess, find_fault
 
 MessageT = TypeVar("MessageT", bound=Message)
-
-MAX_BYTES = 2**31 - 1
-# Hundreds of times what the largest nets have.
-_MAX_MESSAGES = 200_000
 
 
 def read_binary(path: str | os.PathLike[str], message_class: type[MessageT]) -> MessageT:
     """The message in a binary file."""
     advice = "protobuf cannot hold more; use HDF5 (.h5) for larger weights and states"
-    return parse_binary(read_bytes(path, MAX_BYTES, advice), message_class, os.fspath(path))
+    return parse_binary(read_bytes(path, MAX_BINARY_BYTES, advice), message_class, os.fspath(path))
 
 
 def parse_binary(data: bytes, message_class: type[MessageT], what: str = "<bytes>") -> MessageT:
     """The message in `data`; `what` names it in errors."""
     descriptor: Descriptor = message_class.DESCRIPTOR
-    if exceeds_messages(data, descriptor, _MAX_MESSAGES):
-        raise SpecError(
-            f"{what}: found more than {_MAX_MESSAGES} messages in a {descriptor.name}, expected fewer: refused"
-        )
+    excess = find_excess(data, descriptor)
+    if excess is not None:
+        raise SpecError(f"{what}: found {excess} in a {descriptor.name}, expected far fewer: refused")
     message: MessageT = message_class()
     try:
         message.ParseFromString(data)
@@ -68,9 +64,9 @@ def serialize(message: Message, what: str = "<bytes>") -> bytes:
         data: bytes = message.SerializeToString()
     except EncodeError as error:
         raise SpecError(f"{what}: the {name} cannot be written: {error}") from None
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_BINARY_BYTES:
         raise SpecError(
-            f"{what}: the {name} has {len(data)} bytes, expected at most {MAX_BYTES}, protobuf's limit; "
+            f"{what}: the {name} has {len(data)} bytes, expected at most {MAX_BINARY_BYTES}, protobuf's limit; "
             "write HDF5 (.h5) instead"
         )
     return data

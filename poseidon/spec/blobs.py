@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from poseidon.errors import SpecError
-from poseidon.spec.binary import MAX_BYTES
 from poseidon.spec.caffe_pb2 import BlobProto, Datum
+from poseidon.spec.limits import MAX_BINARY_BYTES
 from poseidon.spec.wire import BYTES, encode_varint, wire_fields
 
 _LEGACY_EXTENTS = ("num", "channels", "height", "width")
@@ -66,7 +66,10 @@ def blob_to_array(blob: BlobProto, what: str = "blob", diff: bool = False) -> Fl
     for part in wire_fields(wire, 0, len(wire)):
         if part.number == field.number and part.wire_type == BYTES:
             array[:] = np.frombuffer(wire, dtype, expected, part.start)
-    return array.reshape(shape)
+    try:
+        return array.reshape(shape)
+    except ValueError as error:  # no values, but extents whose product has no 64-bit number
+        raise SpecError(f"{what}: found shape {_shown(shape)}: {error}") from None
 
 
 def array_to_blob(array: npt.ArrayLike, diff: npt.ArrayLike | None = None) -> BlobProto:
@@ -115,9 +118,9 @@ def array_to_datum(array: npt.ArrayLike, label: int | None = None) -> Datum:
 def _packed(values: npt.NDArray[np.generic], name: str) -> bytes:
     """The wire format of a BlobProto with nothing but this packed field."""
     payload = values.astype("<f8" if name.startswith("double_") else "<f4", copy=False).tobytes()
-    if len(payload) > MAX_BYTES:
+    if len(payload) > MAX_BINARY_BYTES:
         raise SpecError(
-            f"blob: found {len(payload)} bytes of values, expected at most {MAX_BYTES}, protobuf's limit; use HDF5"
+            f"blob: found {len(payload)} bytes of values, expected at most {MAX_BINARY_BYTES}, protobuf's limit; use HDF5"
         )
     tag = BlobProto.DESCRIPTOR.fields_by_name[name].number << 3 | BYTES
     return encode_varint(tag) + encode_varint(len(payload)) + payload

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 from pathlib import Path
 
 from poseidon.errors import SpecError
+from poseidon.spec.limits import MAX_TEXT_BYTES
 
 _HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
-# Far above any prototxt, far below what a terabyte given by mistake would take.
-_MAX_TEXT_BYTES = 256 << 20
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int, advice: str) -> bytes:
     """The contents of a file of at most `max_bytes`; `advice` ends the error for a larger one."""
     name = os.fspath(path)
     try:
-        size_bytes = os.stat(path).st_size
-        if Path(path).is_dir():
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
             raise SpecError(f"{name}: found a folder, expected a file")
-        if size_bytes > max_bytes:
-            raise SpecError(f"{name}: found {size_bytes} bytes, expected at most {max_bytes}; {advice}")
+        if not (stat.S_ISREG(status.st_mode) or stat.S_ISFIFO(status.st_mode)):
+            raise SpecError(f"{name}: found a device or socket, expected a file")
+        if status.st_size > max_bytes:
+            raise SpecError(f"{name}: found {status.st_size} bytes, expected at most {max_bytes}; {advice}")
         with open(path, "rb") as file:
-            # A device or a growing file may hold more than its size says.
-            data = file.read(max_bytes + 1)
+            # A pipe has no size; asking for more than a file holds would reserve the memory for it.
+            data = file.read(status.st_size if stat.S_ISREG(status.st_mode) else max_bytes + 1)
     except FileNotFoundError:
         raise SpecError(f"{name}: no such file; check the path (relative paths start at {os.getcwd()})") from None
     except (OSError, ValueError) as error:
@@ -41,7 +43,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int, advice: str) -> byt
 def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a prototxt. Bytes that are not UTF-8 become lone surrogates: comments may hold them, fields may
     not."""
-    return read_bytes(path, _MAX_TEXT_BYTES, "is this a prototxt?").decode("utf-8", "surrogateescape")
+    return read_bytes(path, MAX_TEXT_BYTES, "is this a prototxt?").decode("utf-8", "surrogateescape")
 
 
 def write_atomically(data: bytes, path: str | os.PathLike[str]) -> None:

@@ -7,10 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.errors import SpecError
 from poseidon.spec.caffe_pb2 import NetParameter, SolverParameter
 from poseidon.spec.files import read_text
-from poseidon.spec.text import parse, parse_located
+from poseidon.spec.text import parse_located
 from poseidon.spec.upgrade import INPUT_ORIGIN, Upgrade, upgrade_net, upgrade_solver
 
 _log = logging.getLogger(__name__)
@@ -42,7 +41,7 @@ def parse_net(text: str, filename: str = "<text>") -> NetSource:
     """The net in a prototxt; `filename` is for messages."""
     net = NetParameter()
     found = parse_located(text, net, filename)
-    return _upgraded(net, filename, found.get("layers") or found.get("layer") or [], found.get("input", [0])[0])
+    return _upgraded(net, filename, found.get("layers") or found.get("layer") or [], (found.get("input") or [0])[0])
 
 
 def net_source(net: NetParameter, filename: str = "<net>") -> NetSource:
@@ -79,9 +78,7 @@ def read_solver(path: str | os.PathLike[str]) -> SolverParameter:
 
 def parse_solver(text: str, filename: str = "<text>") -> SolverParameter:
     """The solver in a prototxt; `filename` is for messages."""
-    solver = parse(text, SolverParameter(), filename)
-    try:
-        upgrade_solver(solver)
-    except SpecError as error:
-        raise SpecError(f"{filename}: {error}") from None
+    solver = SolverParameter()
+    found = parse_located(text, solver, filename)
+    upgrade_solver(solver, place(filename, found.get("solver_type", [0])[0]))
     return solver

@@ -70,7 +70,7 @@ def upgrade_solver(solver: SolverParameter) -> bool:
         return False
     if solver.HasField("type"):
         raise SpecError(
-            f'solver: found both type: "{solver.type}" and the older solver_type: '
+            f'{place}: found both type: "{solver.type}" and the older solver_type: '
             f"{SolverParameter.SolverType.Name(solver.solver_type)}, expected one of them; remove solver_type"
         )
     solver.type = _SOLVER_TYPES[solver.solver_type]

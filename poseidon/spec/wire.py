@@ -11,8 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 
 from google.protobuf.descriptor import Descriptor
+
+from poseidon.spec.limits import MAX_FIELDS, MAX_MESSAGES
 
 VARINT, FIXED64, BYTES, GROUP_START, GROUP_END, FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
@@ -80,37 +83,35 @@ def wire_fields(data: bytes, start: int, end: int) -> Iterator[WireField]:
 
 
 def find_fault(data: bytes) -> str | None:
-    """What is wrong with the outermost fields, or None if they are well formed."""
+    """What is wrong with the outermost fields, or None if they look well formed."""
     try:
-        for _ in wire_fields(data, 0, len(data)):
+        for _ in islice(wire_fields(data, 0, len(data)), MAX_FIELDS):
             pass
     except WireError as error:
         return str(error)
     return None
 
 
-def exceeds_messages(data: bytes, descriptor: Descriptor, limit: int) -> bool:
-    """Whether repeated messages, at all depths, occur more than `limit` times. An empty layer takes 3 bytes in the
-    file and hundreds in memory, so that a small file could otherwise fill the machine. Damaged parts count as far as
-    they can be read.
-    """
-    count = 0
+def find_excess(data: bytes, descriptor: Descriptor) -> str | None:
+    """More messages or fields than any net has, or None. Only messages that hold repeated messages are entered: the
+    others grow in memory no more than in the file. Damaged parts count as far as they can be read."""
+    num_messages = num_fields = 0
     spans = [(0, len(data), descriptor)] if _holds_repeated_messages(descriptor) else []
     while spans:
         start, end, message = spans.pop()
         try:
             for field in wire_fields(data, start, end):
+                num_fields += 1
                 known = message.fields_by_number.get(field.number) if field.wire_type == BYTES else None
-                if known is None or known.message_type is None:
-                    continue
-                count += known.is_repeated
-                if count > limit:
-                    return True
-                if _holds_repeated_messages(known.message_type):
-                    spans.append((field.start, field.end, known.message_type))
+                if known is not None and known.message_type is not None:
+                    num_messages += known.is_repeated
+                    if _holds_repeated_messages(known.message_type):
+                        spans.append((field.start, field.end, known.message_type))
+                if num_messages > MAX_MESSAGES or num_fields > MAX_FIELDS:
+                    return f"more than {MAX_MESSAGES} messages or {MAX_FIELDS} fields"
         except WireError:
             continue  # the parser will refuse the whole file, with the reason
-    return False
+    return None
 
 
 @cache
