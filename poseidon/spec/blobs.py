@@ -120,7 +120,8 @@ def _packed(values: npt.NDArray[np.generic], name: str) -> bytes:
     payload = values.astype("<f8" if name.startswith("double_") else "<f4", copy=False).tobytes()
     if len(payload) > MAX_BINARY_BYTES:
         raise SpecError(
-            f"blob: found {len(payload)} bytes of values, expected at most {MAX_BINARY_BYTES}, protobuf's limit; use HDF5"
+            f"blob: found {len(payload)} bytes of values, expected at most {MAX_BINARY_BYTES}, protobuf's limit; "
+            "use HDF5"
         )
     tag = BlobProto.DESCRIPTOR.fields_by_name[name].number << 3 | BYTES
     return encode_varint(tag) + encode_varint(len(payload)) + payload

@@ -92,14 +92,15 @@ class _Parser:
 
     def _list(self, message: Message, field: FieldDescriptor) -> list[Token]:
         values: list[Token] = []
-        while not (not values and self._try_symbol("]")):
+        if self._try_symbol("]"):
+            return values
+        while True:
             values.append(self._token)
             self._value(message, field)
             if self._try_symbol("]"):
-                break
+                return values
             if not self._try_symbol(","):
                 raise self._fail(self._token, f"',' or ']' in the list of '{field.name}'")
-        return values
 
     def _value(self, message: Message, field: FieldDescriptor) -> None:
         if field.message_type is not None:

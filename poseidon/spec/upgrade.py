@@ -64,8 +64,8 @@ def upgrade_net(net: NetParameter, place: Place = "layer {}".format) -> Upgrade:
     return Upgrade(changed, tuple(origins), tuple(problems))
 
 
-def upgrade_solver(solver: SolverParameter) -> bool:
-    """Bring `solver` to the current format, in place. Returns whether that changed anything."""
+def upgrade_solver(solver: SolverParameter, place: str = "solver") -> bool:
+    """Bring `solver` to the current format, in place. `place` opens errors. Returns whether that changed anything."""
     if not solver.HasField("solver_type"):
         return False
     if solver.HasField("type"):
