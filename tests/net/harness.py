@@ -35,7 +35,7 @@ def keys_under(record, prefix: str) -> list[str]:
 def put(target: torch.Tensor, value: np.ndarray) -> None:
     assert tuple(target.shape) == value.shape, f"shape {tuple(target.shape)}, expected {value.shape}"
     with torch.no_grad():
-        target.copy_(torch.from_numpy(np.ascontiguousarray(value)))
+        target.copy_(torch.from_numpy(value.copy()))
 
 
 @dataclass
