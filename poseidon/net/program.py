@@ -113,13 +113,9 @@ def _allow_overwriting(graph: Graph) -> None:
 
 def _fused(nodes: list[Node]) -> list[Step]:
     steps: list[Step] = []
-    skip = False
-    for node, after in zip(nodes, [*nodes[1:], None], strict=True):
-        if skip:
-            skip = False
-        elif after is not None and _fuses(node, after):
-            steps.append(_as_one(node, after))
-            skip = True
+    for node in nodes:
+        if steps and _fuses(steps[-1].node, node):
+            steps[-1] = _as_one(steps[-1].node, node)
         else:
             steps.append(Step(node))
     return steps

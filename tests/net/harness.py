@@ -121,10 +121,24 @@ def run_golden_layer(record, folder: Path) -> None:
     if "memory/data" in record.files:
         layer = next(layer for layer in net.layers.values() if layer.type_name == "MemoryData")
         layer.reset(torch.from_numpy(record["memory/data"]), torch.from_numpy(record["memory/labels"]))
+    kind = str(record["kind"])
+    if kind == "filler":
+        for key in keys_under(record, "filler/"):
+            if key.endswith("/stats"):
+                check_statistics(param_of(net, key[: -len("/stats")]), record[key])
+        return
     check_forward(record, run)
+    if kind == "random_top":
+        for key in keys_under(record, "top_shape/"):
+            assert run.blobs[key[10:]].shape == tuple(record[key])
+            check_statistics(run.blobs[key[10:]].data, record[f"filler/top/{key[10:]}/stats"])
+        return
+    if kind == "dropout":
+        check_dropout(record, run)
+        return
     for key in keys_under(record, "param_after/"):
         close(param_of(net, key), record[key], key, **FORWARD)
-    if str(record["kind"]) == "layer" and int(record["n_backward"]):
+    if int(record["n_backward"]):
         check_backward(record, run)
 
 
@@ -161,3 +175,35 @@ def check_backward(record, run: Stepwise) -> None:
         layer, index = key.split("/")[1:]
         shape = run.net.layers[layer].param_shapes[int(index)]
         close(grad.view(shape), record[key], key, **BACKWARD)
+
+
+def check_statistics(value: torch.Tensor, stats: np.ndarray) -> None:
+    """Random values against the moments of Caffe's: mean, spread, range, share of non-zeros, sums of rows."""
+    array = value.detach().double().numpy()
+    mean, spread, low, high, nonzero, row_mean, row_spread = (float(number) for number in stats)
+    if spread < 1e-7:
+        np.testing.assert_allclose([array.min(), array.max()], [low, high], **FORWARD)
+        return
+    assert abs(array.mean() - mean) < 0.06 * spread
+    assert abs(array.std() - spread) < (0.04 if nonzero > 0.99 else 0.12) * spread
+    assert abs((array != 0).mean() - nonzero) < 0.03
+    if (high - low) / spread < 3.7:  # uniform values reach their bounds; a normal's extremes are random
+        tolerance = (0.25 if row_spread < 1e-4 * abs(row_mean) else 0.01) * (high - low)
+        assert abs(array.min() - low) < tolerance
+        assert abs(array.max() - high) < tolerance
+    if row_spread < 1e-4 * abs(row_mean):
+        np.testing.assert_allclose(array.reshape(len(array), -1).sum(1), row_mean, rtol=1e-3)
+
+
+def check_dropout(record, run: Stepwise) -> None:
+    """Kept values are scaled up, the mask serves backward too, and the next forward draws another."""
+    ratio = float(record["dropout_ratio"])
+    x, y = record["bottom/x"], run.blobs["y"].data.clone().numpy()
+    kept = y != 0
+    assert abs(kept.mean() - (1 - ratio)) < 5 * np.sqrt(ratio * (1 - ratio) / y.size) + 1e-3
+    np.testing.assert_allclose(y, np.where(kept, x / (1 - ratio), 0), **FORWARD)
+    put(run.blobs["y"].diff, record["top_diff/y"])
+    run.backward()
+    close(run.blobs["x"].diff, np.where(kept, record["top_diff/y"] / (1 - ratio), 0), "x diff", **BACKWARD)
+    run.forward()
+    assert not np.array_equal(run.blobs["y"].data.numpy() != 0, kept)
