@@ -1,0 +1,108 @@
+"""BatchNorm: y = (x - μ) / √(σ² + eps), per channel (axis 1), over all other axes. Scale and shift: see Scale.
+
+    x, y   N × C × …   (one axis: one channel)          m   number of values per channel
+
+Three blobs hold running sums, not averages, and forward itself maintains them:
+
+    0  mean sum      S ← fraction · S + mean(x)                  C
+    1  variance sum  V ← fraction · V + m / (m - 1) · var(x)     C      (var(x) itself for m = 1)
+    2  factor        F ← fraction · F + 1                        1
+
+Batch statistics (biased variance) normalise in TRAIN phase; in TEST phase the global ones do, μ = S / F and σ² = V / F
+(0 where F is 0), and the blobs stay as they are. `use_global_stats` overrules the phase either way.
+
+`normalize` takes the scale and shift of a following Scale layer, so that a net can run the pair as one kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.net.layer import Layer, Shape, text_of
+from poseidon.net.registry import register
+
+
+@register("BatchNorm")
+class BatchNorm(Layer):
+    fresh_top = True
+
+    @property
+    def use_global_stats(self) -> bool:
+        options = self.spec.batch_norm_param
+        return options.use_global_stats if options.HasField("use_global_stats") else not self.training_phase
+
+    def setup(self, bottom_shapes: Sequence[Shape]) -> None:
+        for index, spec in enumerate(self.spec.param):
+            if spec.lr_mult != 0:
+                raise self.error(
+                    f"its blobs are statistics, not learned: `param` entry {index} needs lr_mult 0, "
+                    f"got {spec.lr_mult:g}; leave the entries out or set lr_mult: 0"
+                )
+        channels = self._channels(bottom_shapes[0])
+        self.add_param((channels,), learned=False)
+        self.add_param((channels,), learned=False)
+        self.add_param((1,), learned=False)
+
+    def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        shape = bottom_shapes[0]
+        expected = self.param_shapes[0][0]
+        if self._channels(shape) != expected:
+            raise self.error(
+                f"was built for {expected} channels, got a bottom of shape {text_of(shape)} "
+                f"({self._channels(shape)} channels)"
+            )
+        return [shape]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.normalize(x)
+
+    def normalize(self, x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+        """weight · BatchNorm(x) + bias, with the statistics kept as by BatchNorm alone; weight and bias: C or None."""
+        if x.dim() == 1:
+            return self.normalize(x.unsqueeze(1), weight, bias).squeeze(1)
+        if self.use_global_stats:
+            mean, variance = self._global_statistics()
+            return _batch_norm(x, weight, bias, mean, variance, from_batch=False, eps=self.spec.batch_norm_param.eps)
+        mean, variance = torch.zeros_like(self.param(0)), torch.zeros_like(self.param(1))
+        y = _batch_norm(x, weight, bias, mean, variance, from_batch=True, eps=self.spec.batch_norm_param.eps)
+        if x.numel() == x.shape[1]:
+            variance.zero_()  # one value per channel has no unbiased estimate; the kernel leaves 0 / 0
+        self._gather(mean, variance)
+        return y
+
+    def _channels(self, shape: Shape) -> int:
+        if not shape:
+            raise self.error("needs a bottom with at least one axis, got a scalar")
+        return 1 if len(shape) == 1 else shape[1]
+
+    def _global_statistics(self) -> tuple[Tensor, Tensor]:
+        factor = self.param(2)
+        divisor = factor.masked_fill(factor == 0, math.inf)
+        return self.param(0) / divisor, self.param(1) / divisor
+
+    @torch.no_grad()
+    def _gather(self, mean: Tensor, variance: Tensor) -> None:
+        fraction = self.spec.batch_norm_param.moving_average_fraction
+        self.param(0).mul_(fraction).add_(mean)
+        self.param(1).mul_(fraction).add_(variance)
+        self.param(2).mul_(fraction).add_(1)
+
+
+def _batch_norm(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mean: Tensor,
+    variance: Tensor,
+    *,
+    from_batch: bool,
+    eps: float,
+) -> Tensor:
+    """PyTorch's kernel. With `from_batch` it leaves the batch's mean and unbiased variance in `mean` and `variance`:
+    a running average with momentum 1 is the newest value, so the statistics cost no pass of their own."""
+    cudnn = torch.backends.cudnn.enabled
+    return torch.batch_norm(x, weight, bias, mean, variance, from_batch, 1.0, eps, cudnn)
