@@ -74,7 +74,13 @@ class Case:
         return case
 
     def net(self, dtype: torch.dtype = torch.float64, **options) -> Net:
-        return Net(parse_net(self.text), phase=self.phase, seed=7, dtype=dtype, **options)
+        net = Net(parse_net(self.text), phase=self.phase, seed=7, dtype=dtype, **options)
+        for layer in net.layers.values():
+            if layer.type_name == "MemoryData":
+                shape, label_shape = layer.reshape([])
+                generator = torch.Generator().manual_seed(13)
+                layer.reset(filled(shape, ["normal"], generator), filled(label_shape, ["ints", "3"], generator))
+        return net
 
     def inputs(self, net: Net) -> dict[str, torch.Tensor]:
         generator = torch.Generator().manual_seed(11)

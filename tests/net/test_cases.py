@@ -6,6 +6,8 @@ autograd through the whole graph; the fused pass and the layer-by-layer pass agr
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -23,8 +25,12 @@ def test_every_layer_has_a_case():
 
 
 @pytest.fixture(params=FILES, ids=NAMES)
-def case(request, monkeypatch):
-    monkeypatch.chdir(CASES)
+def case(request, monkeypatch, tmp_path):
+    """A case, in a folder of its own with the files that case nets refer to."""
+    for companion in CASES.iterdir():
+        if companion.is_file() and companion.suffix != ".prototxt":
+            shutil.copy(companion, tmp_path)
+    monkeypatch.chdir(tmp_path)
     return Case.read(request.param)
 
 
