@@ -57,8 +57,8 @@ class Dropout(NeuronLayer):
         return _Drop.apply(x, self.draw_mask(x, ratio), 1 / (1 - ratio), self.in_place)
 
     def draw_mask(self, x: Tensor, ratio: float) -> Tensor:
-        """Which elements are kept: a boolean tensor of x's shape."""
-        mask = torch.empty(x.shape, dtype=torch.bool, device=x.device)
+        """Which elements are kept: booleans in x's memory order, the same whatever that order is."""
+        mask = torch.empty_like(x, dtype=torch.bool)
         bits = torch.empty(x.shape[1:], dtype=torch.int32, device=x.device)
         first_kept = round(ratio * 2**31)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,7 +49,7 @@ class Eltwise(Layer):
         if options.operation == _Options.PROD:
             return reduce(torch.mul, bottoms)
         if options.operation == _Options.MAX:
-            return _largest(bottoms)
+            return _Largest.apply(*bottoms)
         return _sum(bottoms, list(options.coeff) or [1.0] * len(bottoms))
 
 
@@ -60,9 +61,26 @@ def _sum(bottoms: Sequence[Tensor], coeffs: Sequence[float]) -> Tensor:
     return total
 
 
-def _largest(bottoms: Sequence[Tensor]) -> Tensor:
-    # where() instead of maximum(), which would split a tie's gradient.
-    largest = torch.where(bottoms[0] > bottoms[1], bottoms[0], bottoms[1])
-    for bottom in bottoms[2:]:
-        largest = torch.where(bottom > largest, bottom, largest)
-    return largest
+class _Largest(torch.autograd.Function):
+    """torch.maximum() with Caffe's ties; torch's own gradient splits them, and where() is several times slower."""
+
+    @staticmethod
+    def forward(ctx: Any, *bottoms: Tensor) -> Tensor:
+        first_wins = bottoms[0] > bottoms[1]
+        largest = torch.maximum(bottoms[0], bottoms[1])
+        later_wins = []
+        for bottom in bottoms[2:]:
+            later_wins.append(bottom > largest)
+            largest = torch.maximum(largest, bottom)
+        ctx.save_for_backward(first_wins, *later_wins)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, ...]:
+        first_wins, *later_wins = ctx.saved_tensors
+        shares: list[Tensor] = []
+        for wins in reversed(later_wins):
+            shares.append(grad * wins)
+            grad = grad - shares[-1]
+        first = grad * first_wins
+        return (first, grad - first, *reversed(shares))

@@ -19,11 +19,11 @@ from poseidon.spec import caffe_pb2
 
 _Options = caffe_pb2.ReductionParameter
 
-_OPERATIONS: dict[int, Callable[[Tensor], Tensor]] = {
-    _Options.SUM: lambda rows: rows.sum(-1),
-    _Options.ASUM: lambda rows: torch.linalg.vector_norm(rows, ord=1, dim=-1),
-    _Options.SUMSQ: lambda rows: rows.square().sum(-1),
-    _Options.MEAN: lambda rows: rows.mean(-1),
+_OPERATIONS: dict[int, Callable[[Tensor, tuple[int, ...]], Tensor]] = {
+    _Options.SUM: lambda x, axes: x.sum(axes),
+    _Options.ASUM: lambda x, axes: torch.linalg.vector_norm(x, ord=1, dim=axes),
+    _Options.SUMSQ: lambda x, axes: x.square().sum(axes),
+    _Options.MEAN: lambda x, axes: x.mean(axes),
 }
 
 
@@ -35,6 +35,6 @@ class Reduction(Layer):
 
     def forward(self, x: Tensor) -> Tensor:
         options = self.spec.reduction_param
-        rows = x.flatten(self.axis(options.axis, x.shape))
-        reduced = _OPERATIONS[options.operation](rows)
+        axes = tuple(range(self.axis(options.axis, x.shape), x.dim()))
+        reduced = _OPERATIONS[options.operation](x, axes)
         return reduced if options.coeff == 1 else reduced * options.coeff
