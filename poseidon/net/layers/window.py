@@ -1,0 +1,88 @@
+"""Window: kernel, stride, pad and dilation of a ConvolutionParameter, one number per spatial axis.
+
+    extent  = dilation · (kernel − 1) + 1
+    outputs = (size + 2 · pad − extent) / stride + 1        what Convolution and Im2col make of `size`
+    inputs  = stride · (size − 1) + extent − 2 · pad        what Deconvolution makes of `size`
+
+The division cuts towards zero, as Caffe's does: a kernel that overhangs the padded bottom by less than one stride
+still gives one output, with zeros beyond the edge.
+
+Each option is given once for all axes, once per axis, or (two axes) as `_h` and `_w`; dilation has no such pair.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon.net.layer import Layer, Shape, text_of
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    kernel: Shape
+    stride: Shape
+    pad: Shape
+    dilation: Shape
+
+    @property
+    def extent(self) -> Shape:
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+
+    def outputs(self, sizes: Sequence[int]) -> Shape:
+        return tuple(
+            int((size + 2 * p - e) / s) + 1
+            for size, e, s, p in zip(sizes, self.extent, self.stride, self.pad, strict=True)
+        )
+
+    def inputs(self, sizes: Sequence[int]) -> Shape:
+        return tuple(
+            s * (size - 1) + e - 2 * p for size, e, s, p in zip(sizes, self.extent, self.stride, self.pad, strict=True)
+        )
+
+    def overhang(self, sizes: Sequence[int]) -> Shape:
+        """How far the last output's window reaches beyond the padded bottom: 0 unless the kernel is larger than it."""
+        return tuple(max(e - size - 2 * p, 0) for size, e, p in zip(sizes, self.extent, self.pad, strict=True))
+
+    def after_first(self) -> Window:
+        """The same window without its first spatial axis."""
+        return Window(self.kernel[1:], self.stride[1:], self.pad[1:], self.dilation[1:])
+
+
+def read_window(layer: Layer, num_axes: int) -> Window:
+    """The layer's convolution_param for a bottom with `num_axes` spatial axes, checked.
+
+    `force_nd_im2col` and `engine` choose between implementations of the same result in Caffe; here torch chooses.
+    """
+    window = Window(
+        kernel=_per_axis(layer, "kernel", "kernel_size", num_axes, None),
+        stride=_per_axis(layer, "stride", "stride", num_axes, 1),
+        pad=_per_axis(layer, "pad", "pad", num_axes, 0),
+        dilation=_per_axis(layer, None, "dilation", num_axes, 1),
+    )
+    for name, values in (("kernel size", window.kernel), ("stride", window.stride), ("dilation", window.dilation)):
+        if min(values, default=1) < 1:
+            raise layer.error(f"{name} must be at least 1 along every spatial axis, got {text_of(values)}")
+    return window
+
+
+def _per_axis(layer: Layer, pair: str | None, field: str, num_axes: int, default: int | None) -> Shape:
+    options = layer.spec.convolution_param
+    listed = tuple(getattr(options, field))
+    if pair is not None and (options.HasField(f"{pair}_h") or options.HasField(f"{pair}_w")):
+        if num_axes != 2:
+            raise layer.error(
+                f"{pair}_h and {pair}_w are for two spatial axes, got a bottom with {num_axes}; give {field} per axis"
+            )
+        if listed:
+            raise layer.error(f"give either {field} or {pair}_h and {pair}_w, not both")
+        return getattr(options, f"{pair}_h"), getattr(options, f"{pair}_w")
+    if not listed and default is not None:
+        return (default,) * num_axes
+    if len(listed) == 1:
+        return listed * num_axes
+    if len(listed) != num_axes:
+        raise layer.error(
+            f"{field} must be given once, or once for each of the {num_axes} spatial axes, got {len(listed)} values"
+        )
+    return listed
