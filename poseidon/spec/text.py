@@ -70,8 +70,7 @@ class _Parser:
         return self._source.error(token.offset, token, expected, hint)
 
     def _field(self, message: Message) -> list[Token]:
-        """One `name: value` or `name: [value, ...]`; returns the token where each value starts, the name for the
-        first."""
+        """One `name: value` or `name: [value, ...]`; returns where each value starts: the name, unless in a list."""
         token, descriptor = self._token, message.DESCRIPTOR
         field = descriptor.fields_by_name.get(token.text) if token.kind is Kind.NAME else None
         if field is None:

@@ -1,0 +1,97 @@
+"""The generated schema against the facts about Caffe's, field by field."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf import descriptor_pb2
+from google.protobuf.descriptor import Descriptor
+
+from poseidon.spec import caffe_pb2
+
+FACTS = json.loads((Path(__file__).parent / "caffe_schema.json").read_text())
+FILE = descriptor_pb2.FileDescriptorProto()
+caffe_pb2.DESCRIPTOR.CopyToProto(FILE)
+GENERATED = {message.name: message for message in FILE.message_type}
+# Ours, under numbers that stock Caffe leaves free.
+ADDITIONS = {("DataParameter", "shared_file_system"), ("ImageDataParameter", "shared_file_system")}
+Field = descriptor_pb2.FieldDescriptorProto
+
+
+def type_name(field: Field) -> str:
+    if field.type_name:
+        return field.type_name.rsplit(".", 1)[-1]
+    return Field.Type.Name(field.type).removeprefix("TYPE_").lower()
+
+
+def test_it_is_proto2_in_caffes_package() -> None:
+    assert FILE.package == FACTS["package"]
+    assert FILE.syntax in ("", FACTS["syntax"])  # descriptors leave proto2 out
+
+
+def test_the_messages_are_caffes() -> None:
+    assert set(GENERATED) == set(FACTS["messages"])
+    assert len(GENERATED) == 63
+
+
+@pytest.mark.parametrize("name", FACTS["messages"])
+def test_fields(name: str) -> None:
+    expected = {}
+    for number, field, label, kind, *extra in FACTS["messages"][name]["fields"]:
+        options = extra[0] if extra else {}
+        default = options.get("default", "")
+        if kind in ("float", "double") and default:
+            default = np.float32(default)
+        expected[field] = (number, label, kind, default, options.get("packed", False))
+    actual = {}
+    for field in GENERATED[name].field:
+        if (name, field.name) in ADDITIONS:
+            continue
+        label = Field.Label.Name(field.label).removeprefix("LABEL_").lower()
+        default = field.default_value
+        if type_name(field) in ("float", "double") and default:
+            default = np.float32(default)
+        actual[field.name] = (field.number, label, type_name(field), default, field.options.packed)
+    assert actual == expected
+
+
+def enums(descriptors: list[descriptor_pb2.EnumDescriptorProto]) -> dict[str, dict[str, int]]:
+    return {enum.name: {value.name: value.number for value in enum.value} for enum in descriptors}
+
+
+@pytest.mark.parametrize("name", FACTS["messages"])
+def test_nested_enums(name: str) -> None:
+    assert enums(list(GENERATED[name].enum_type)) == FACTS["messages"][name].get("enums", {})
+
+
+def test_top_level_enums() -> None:
+    assert enums(list(FILE.enum_type)) == FACTS["enums"]
+
+
+@pytest.mark.parametrize(("message", "field"), sorted(ADDITIONS))
+def test_our_additions_stay_clear_of_stock_numbers(message: str, field: str) -> None:
+    (ours,) = [f for f in GENERATED[message].field if f.name == field]
+    assert (type_name(ours), ours.default_value) == ("bool", "false")
+    assert ours.number not in {number for number, *_ in FACTS["messages"][message]["fields"]}
+    assert ours.number >= 1000
+
+
+def test_no_message_contains_itself() -> None:
+    """The text parser recurses along the schema and relies on this."""
+
+    def depth(descriptor: Descriptor, above: tuple[str, ...]) -> int:
+        assert descriptor.full_name not in above
+        inner = [f.message_type for f in descriptor.fields if f.message_type is not None]
+        return 1 + max((depth(child, (*above, descriptor.full_name)) for child in inner), default=0)
+
+    assert max(depth(message, ()) for message in caffe_pb2.DESCRIPTOR.message_types_by_name.values()) <= 6
+
+
+def test_the_package_imports_without_torch() -> None:
+    code = "import sys, poseidon.spec; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
