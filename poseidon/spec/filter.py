@@ -14,9 +14,9 @@ from poseidon.spec.caffe_pb2 import LayerParameter, NetParameter, NetState, NetS
 from poseidon.spec.source import NetSource
 
 
-def filter_net(source: NetSource, phase: Phase, level: int = 0, stages: Iterable[str] = ()) -> NetSource:
+def filter_net(source: NetSource, phase: int, level: int = 0, stages: Iterable[str] = ()) -> NetSource:
     """The net as built for `phase`, `level` and `stages`. Stages that the net's own `state` names stay switched on."""
-    state = NetState(phase=phase, level=level, stage=[*source.net.state.stage, *stages])
+    state = NetState(phase=Phase.Name(phase), level=level, stage=[*source.net.state.stage, *stages])
     return filter_by_state(source, state)
 
 

@@ -12,5 +12,5 @@ MAX_TEXT_BYTES = 256 << 20
 MAX_MESSAGES = 200_000
 """Messages in repeated fields, at all depths. An empty layer takes 3 bytes in a file and hundreds in memory."""
 
-MAX_FIELDS = 4_000_000
+MAX_FIELDS = 1_000_000
 """Fields of nets and layers, all together; the values in a blob are one field."""

@@ -9,9 +9,9 @@ have; the fields in an unknown group are walked like any other.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from itertools import islice
+from typing import NamedTuple
 
 from google.protobuf.descriptor import Descriptor
 
@@ -25,8 +25,7 @@ class WireError(Exception):
     """The bytes are not a sequence of fields."""
 
 
-@dataclass(frozen=True, slots=True)
-class WireField:
+class WireField(NamedTuple):  # a dataclass takes several times as long to make, and a file may hold a million
     """A field's number and type, and where its value lies; for BYTES, without the length."""
 
     number: int
@@ -46,6 +45,8 @@ def encode_varint(value: int) -> bytes:
 
 def _decode_varint(data: bytes, offset: int, end: int) -> tuple[int, int]:
     """The value at `offset`, and the offset behind it."""
+    if offset < end and data[offset] < 0x80:  # nearly all are of one byte
+        return data[offset], offset + 1
     value = 0
     for count in range(_MAX_VARINT_BYTES):
         if offset + count >= end:

@@ -95,11 +95,11 @@ def test_a_model_without_layers(tmp_path: Path) -> None:
         (
             b"\xa2\x06\x00" * 200_001,
             NetParameter,
-            "found more than 200000 messages or 4000000 fields in a NetParameter",
+            "found more than 200000 messages or 1000000 fields in a NetParameter",
         ),
         (b"\x12\x00" * 200_001, NetParameter, "found more than 200000 messages"),
         (b"\x0a\x00" * 200_001, BlobProtoVector, "found more than 200000 messages"),
-        (b"\x20\x00" * 4_000_001, NetParameter, "4000000 fields"),
+        (b"\x20\x00" * 1_000_001, NetParameter, "1000000 fields"),
         (b"\xa2\x06\x06" + b"\x32\x00\x32\x00\x32\x00", None, ""),
     ],
     ids=["layers", "old layers", "blobs", "inputs", "few"],
