@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _ProtoBlob:
+class ProtoBlob:
+    """One BlobProto."""
+
     message: caffe_pb2.BlobProto
 
     @property
@@ -54,12 +56,16 @@ def stored_in_binary(path: str) -> Iterator[list[StoredLayer]]:
 
 
 def stored_in_layer(layer: caffe_pb2.LayerParameter) -> StoredLayer:
-    return StoredLayer(layer.name, {str(index): _ProtoBlob(blob) for index, blob in enumerate(layer.blobs)})
+    return StoredLayer(layer.name, {str(index): ProtoBlob(blob) for index, blob in enumerate(layer.blobs)})
 
 
 def net_message(net: Net, *, with_diff: bool) -> caffe_pb2.NetParameter:
-    """The built net as Caffe writes it: name, and every layer with its phase, loss weights and blobs."""
+    """The built net as Caffe writes it: name, and every layer with its phase, loss weights and blobs.
+
+    Blobs that no solver may change (BatchNorm's statistics) are marked by a learning rate of 0.
+    """
     message = caffe_pb2.NetParameter(name=net.name)
+    fixed = {(entry.layer, entry.index) for entry in net.learnable if entry.lr_mult == 0}
     for node in net.graph.nodes:
         layer = message.layer.add()
         layer.CopyFrom(node.layer.spec)
@@ -67,9 +73,17 @@ def net_message(net: Net, *, with_diff: bool) -> caffe_pb2.NetParameter:
         if not layer.loss_weight and any(node.loss_weights):
             layer.loss_weight.extend(node.loss_weights)
         for index in range(node.layer.num_params):
+            if (layer.name, index) in fixed:
+                _mark_fixed(layer, index)
             diff = stored_diff(node.layer, index) if with_diff else None
             layer.blobs.append(array_to_blob(stored_value(node.layer, index), diff))
     return message
+
+
+def _mark_fixed(layer: caffe_pb2.LayerParameter, index: int) -> None:
+    while len(layer.param) <= index:
+        layer.param.add()
+    layer.param[index].lr_mult = 0
 
 
 def stored_value(layer: Layer, index: int) -> np.ndarray:

@@ -32,7 +32,7 @@ _MAX_OBJECTS = 200_000
 # HDF5 reads whole chunks: one larger than its dataset and than this would only serve to fill memory.
 _MAX_CHUNK_BYTES = 64 << 20
 # Whatever libhdf5 finds wrong with a file reaches Python as one of these.
-_H5_ERRORS = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError)
+H5_ERRORS = (OSError, KeyError, RuntimeError, ValueError, TypeError, OverflowError, MemoryError)
 
 
 def is_hdf5(path: str) -> bool:
@@ -42,7 +42,9 @@ def is_hdf5(path: str) -> bool:
 
 # -- reading --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
-class _H5Blob:
+class H5Blob:
+    """One dataset of numbers, checked before it is read."""
+
     dataset: h5py.Dataset
 
     @property
@@ -56,7 +58,7 @@ class _H5Blob:
         try:
             self._check(what)
             values = np.asarray(self.dataset[()])
-        except _H5_ERRORS as problem:
+        except H5_ERRORS as problem:
             raise WeightsError(f"{what} cannot be read: {problem}; copy or download the file again") from None
         single = values.dtype.kind == "f" and values.dtype.itemsize <= 4
         return np.ascontiguousarray(values, np.float32 if single else np.float64)
@@ -81,19 +83,19 @@ def stored_in_hdf5(path: str) -> Iterator[list[StoredLayer]]:
     """The layers of an HDF5 weights file, which stays open meanwhile."""
     try:
         file = h5py.File(path, "r", locking="best-effort")
-    except _H5_ERRORS as problem:
+    except H5_ERRORS as problem:
         raise WeightsError(f"{path}: not a readable HDF5 file: {problem}; copy or download it again") from None
     with file:
         try:
             layers = _layers(file, path)
-        except _H5_ERRORS as problem:
+        except H5_ERRORS as problem:
             raise WeightsError(f"{path}: damaged HDF5 file: {problem}; copy or download it again") from None
         yield layers
 
 
 def _layers(file: h5py.File, path: str) -> list[StoredLayer]:
     """Every group under /data that has datasets of its own or nothing below it."""
-    data = _member(file, "data", path) if "data" in file else None
+    data = hdf5_member(file, "data", path) if "data" in file else None
     if not isinstance(data, h5py.Group):
         raise WeightsError(f"{path}: found no group 'data', expected weights as Caffe writes them to HDF5")
     layers: list[StoredLayer] = []
@@ -101,12 +103,12 @@ def _layers(file: h5py.File, path: str) -> list[StoredLayer]:
     waiting, seen = [("", data)], {_address(data)}
     while waiting:
         name, group = waiting.pop()
-        blobs: dict[str, _H5Blob] = {}
+        blobs: dict[str, H5Blob] = {}
         below: list[tuple[str, h5py.Group]] = []
         for key in group:
-            member = _member(group, key, path)
+            member = hdf5_member(group, key, path)
             if isinstance(member, h5py.Dataset):
-                blobs[key] = _H5Blob(member)
+                blobs[key] = H5Blob(member)
             elif isinstance(member, h5py.Group) and _address(member) not in seen:
                 seen.add(_address(member))
                 below.append((f"{name}/{key}" if name else key, member))
@@ -118,7 +120,8 @@ def _layers(file: h5py.File, path: str) -> list[StoredLayer]:
     return layers
 
 
-def _member(group: h5py.Group, key: str, path: str) -> h5py.HLObject:
+def hdf5_member(group: h5py.Group, key: str, path: str) -> h5py.HLObject:
+    """What a group holds under a name; refuses links that lead elsewhere."""
     if not isinstance(group.get(key, getlink=True), h5py.HardLink):
         raise WeightsError(f"{path}: {group.name}/{key} is a link to somewhere else, expected the data itself: refused")
     return group[key]
@@ -139,7 +142,7 @@ def write_hdf5(net: Net, path: Path, *, with_diff: bool) -> None:
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
-    except _H5_ERRORS as problem:
+    except H5_ERRORS as problem:
         raise WeightsError(f"{path}: cannot be written: {problem}") from None
     finally:
         temporary.unlink(missing_ok=True)

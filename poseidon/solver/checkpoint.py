@@ -1,0 +1,143 @@
+"""A solver's whole state into a snapshot, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.errors import SnapshotError, SpecError, WeightsError
+from poseidon.net.layer import text_of
+from poseidon.net.weights_binary import net_message
+from poseidon.net.weights_hdf5 import write_hdf5
+from poseidon.solver import events
+from poseidon.solver.continuation import net_state, restore_net
+from poseidon.solver.smoothing import LossWindow
+from poseidon.solver.snapshot import Snapshot, SnapshotFiles, open_snapshot, with_offer, write_snapshot
+from poseidon.solver.state_file import SolverState, write_state
+from poseidon.spec import caffe_pb2
+from poseidon.spec.binary import serialize
+
+if TYPE_CHECKING:
+    from poseidon.solver.solver import Solver
+
+
+# -- saving ---------------------------------------------------------------------------------------------------------
+def save(solver: Solver) -> SnapshotFiles:
+    """Writes a snapshot of where the solver stands, in the format its settings name."""
+    param = solver.param
+    as_hdf5 = param.snapshot_format == caffe_pb2.SolverParameter.HDF5
+    files = SnapshotFiles.named(param.snapshot_prefix, solver.iter, as_hdf5=as_hdf5)
+    solver.publish(events.SnapshotStarted(solver.iter, files.model, files.state, as_hdf5))
+    state = SolverState(solver.iter, solver.current_step, str(files.model), [_array(h) for h in histories(solver)])
+    write_snapshot(
+        files,
+        iteration=solver.iter,
+        fill_model=lambda path: _write_model(solver, path, as_hdf5=as_hdf5),
+        fill_state=lambda path: write_state(state, path, as_hdf5=as_hdf5),
+        continuation=_continuation(solver),
+        disk=solver.disk,
+    )
+    solver.publish(events.SnapshotWritten(solver.iter, files.model, files.state))
+    return files
+
+
+def histories(solver: Solver) -> list[Tensor]:
+    """All history tensors in the order of Caffe's files: the first of every parameter, then the second of every one."""
+    return [slot.history[k] for k in range(solver.rule.num_histories) for slot in solver.slots]
+
+
+def _write_model(solver: Solver, path: Path, *, as_hdf5: bool) -> None:
+    with_diff = solver.param.snapshot_diff
+    if as_hdf5:
+        write_hdf5(solver.net, path, with_diff=with_diff)
+        return
+    try:
+        path.write_bytes(serialize(net_message(solver.net, with_diff=with_diff), str(path)))
+    except SpecError as problem:
+        raise SnapshotError(f"{problem}; set snapshot_format: HDF5 in the solver") from None
+
+
+def _continuation(solver: Solver) -> dict[str, Any]:
+    return {
+        "train": net_state(solver.net),
+        "tests": [net_state(net) for net in solver.test_nets],
+        "losses": solver.window.state(),
+        "extra": {name: part.state() for name, part in solver.stateful.items()},
+    }
+
+
+def _array(value: Tensor) -> np.ndarray:
+    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
+    return value.detach().to("cpu", dtype).contiguous().numpy()
+
+
+# -- restoring ------------------------------------------------------------------------------------------------------
+def restore(solver: Solver, path: str | Path) -> None:
+    """Puts the solver where a snapshot was taken. Everything is read and compared before anything changes."""
+    with open_snapshot(path) as snapshot:
+        history = _fitting_history(solver, snapshot, Path(path))
+        if snapshot.model is not None:
+            _load_model(solver, snapshot.model, Path(path))
+    with torch.no_grad():
+        for mine, stored in zip(histories(solver), history, strict=True):
+            mine.copy_(stored)
+    solver.iter, solver.current_step = snapshot.state.iteration, snapshot.state.current_step
+    if snapshot.continuation is not None:
+        _continue(solver, snapshot.continuation, Path(path))
+    solver.publish(events.Restored(str(path), solver.iter, exact=snapshot.continuation is not None))
+
+
+def _fitting_history(solver: Solver, snapshot: Snapshot, path: Path) -> list[Tensor]:
+    stored, mine = snapshot.state.history, histories(solver)
+    if len(stored) != len(mine):
+        raise SnapshotError(
+            f"{path} has {len(stored)} history blob(s), expected {len(mine)} for a solver of type "
+            f"{solver.param.type} and {len(solver.slots)} parameter(s); it belongs to another net or solver"
+        )
+    values = []
+    for index, (blob, own) in enumerate(zip(stored, mine, strict=True)):
+        if not blob.fits(tuple(own.shape)):
+            raise SnapshotError(
+                f"{path}: history {index} has shape {text_of(blob.shape)}, expected {text_of(own.shape)}; "
+                "it belongs to another net"
+            )
+        try:
+            values.append(torch.from_numpy(blob.read(f"{path}: history {index}")).reshape(own.shape))
+        except WeightsError as problem:
+            raise with_offer(problem, path) from None
+    return values
+
+
+def _load_model(solver: Solver, model: Path, path: Path) -> None:
+    missing = [name for name, params in solver.net.params.items() if params]
+    try:
+        report = solver.net.load(model)
+    except WeightsError as problem:
+        raise with_offer(problem, path) from None
+    if report.untouched:
+        raise SnapshotError(
+            f"{path}: its weights {model} have no layer {report.untouched[0]!r}, expected all of "
+            f"{', '.join(missing)}; it belongs to another net"
+        )
+
+
+def _continue(solver: Solver, continuation: Mapping[str, Any], path: Path) -> None:
+    tests: Sequence[Mapping[str, Any]] = continuation["tests"]
+    restore_net(solver.net, continuation["train"])
+    # Other test nets than at the time of the snapshot are a legitimate wish; they begin where they begin.
+    if len(tests) == len(solver.test_nets):
+        for net, state in zip(solver.test_nets, tests, strict=True):
+            restore_net(net, state)
+    losses = continuation["losses"]
+    solver.continue_window(
+        LossWindow.from_state(solver.param.average_loss, losses["losses"], losses["count"], losses["mean"])
+    )
+    for name, part in solver.stateful.items():
+        if name not in continuation["extra"]:
+            raise SnapshotError(f"{path} holds no state of {name!r}, expected one; it was taken without")
+        part.restore(continuation["extra"][name])

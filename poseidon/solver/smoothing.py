@@ -1,0 +1,50 @@
+"""The loss averaged over the last `average_loss` iterations, for display.
+
+The recurrence is Caffe's, in the loss's own precision: a running mean while the window fills, then the oldest loss is
+exchanged for the newest. All of it stays on the loss's device: nobody waits until somebody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class LossWindow:
+    """The last losses and their mean."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._losses: list[Tensor] = []
+        self._count = 0
+        self.mean = torch.zeros(())
+
+    def add(self, loss: Tensor) -> Tensor:
+        """Takes the loss of the next iteration and returns the mean."""
+        if len(self._losses) < self._size:
+            filled = len(self._losses)
+            self.mean = loss if filled == 0 else (self.mean * filled + loss) / (filled + 1)
+            self._losses.append(loss)
+        else:
+            oldest = self._count % self._size
+            self.mean = self.mean + (loss - self._losses[oldest]) / self._size
+            self._losses[oldest] = loss
+        self._count += 1
+        return self.mean
+
+    def state(self) -> dict[str, object]:
+        """All of it as numbers."""
+        return {"losses": [float(x) for x in self._losses], "count": self._count, "mean": float(self.mean)}
+
+    @classmethod
+    def from_state(cls, size: int, losses: Sequence[float], count: int, mean: float) -> LossWindow:
+        """The window that gave this state; only its last losses if `size` has become smaller in between."""
+        window = cls(size)
+        if len(losses) > size or (len(losses) < size and count > len(losses)):
+            return window
+        window._losses = [torch.tensor(loss) for loss in losses]
+        window._count = count
+        window.mean = torch.tensor(mean)
+        return window
