@@ -2,4 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from poseidon.errors import PoseidonError
+
+if TYPE_CHECKING:
+    from poseidon.net import Net
+
 __version__ = "0.1.0"
+__all__ = ["Net", "PoseidonError", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Loads torch only when a net is asked for, so that commands which need none start at once."""
+    if name == "Net":
+        from poseidon.net import Net
+
+        return Net
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

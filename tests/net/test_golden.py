@@ -34,7 +34,8 @@ def test_net_train_stepwise(name):
         close(run.blobs[key[5:]].data, record[key], key, **FORWARD)
     run.backward()
     for key in keys_under(record, "param_diff/"):
-        grad = param_of(run.net, key).grad
+        parameter = param_of(run.net, key)
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         close(grad, record[key], key, **BACKWARD)
     for key in keys_under(record, "param_after/"):
         close(param_of(run.net, key), record[key], key, **FORWARD)
