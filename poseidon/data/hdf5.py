@@ -6,11 +6,13 @@ a batch may span files. With a shuffle seed, each round has its own order of fil
 both functions of (seed, round) alone. One file is in memory at a time.
 
 Of the rows of all files in sequence, worker `rank` of `num_workers` gets those whose number ≡ rank (mod num_workers).
+The position of a whole job is one number, the row at which its next batch starts, the same on every worker.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,8 @@ class Hdf5Rows:
         self._names = tuple(names)
         self._seed = shuffle_seed
         self._dtype = np.dtype(dtype)
-        self._stride = 1
+        self._rank, self._stride = 0, 1
+        self.position = 0
         self._round = 0
         self._turn = 0  # position in this round's order of files
         self._next = 0  # number of the next row to give, counted from the loaded file's first
@@ -76,7 +79,22 @@ class Hdf5Rows:
 
     def shard(self, rank: int, num_workers: int) -> None:
         """Before the first row is taken: give only this worker's share."""
-        self._next, self._stride = rank, num_workers
+        self._rank, self._stride = rank, num_workers
+        self._next = rank
+
+    def seek(self, position: int, shuffle_seed: int | None) -> None:
+        """Goes on from the row where a job with this shuffle seed stood."""
+        self._seed, self.position = shuffle_seed, position
+        lengths = [self._length(file) for file in self._files]
+        self._round, self._next = divmod(position, sum(lengths))
+        order = self._permutation(len(self._files), "files")
+        numbers = range(len(self._files)) if order is None else order.tolist()
+        self._turn = 0
+        while self._next >= lengths[numbers[self._turn]]:
+            self._next -= lengths[numbers[self._turn]]
+            self._turn += 1
+        self._next += self._rank
+        self._open_turn()
 
     def take(self, num_rows: int) -> list[np.ndarray]:
         """The next rows, one array per dataset."""
@@ -91,6 +109,7 @@ class Hdf5Rows:
                 out[filled : filled + len(picked)] = array[rows]
             filled += len(picked)
             self._next += len(picked) * self._stride
+        self.position += num_rows * self._stride
         return batch
 
     def _seek_file(self) -> None:
@@ -118,18 +137,18 @@ class Hdf5Rows:
         return np.random.default_rng(key).permutation(count)
 
     def _load(self, file: ListedFile) -> list[np.ndarray]:
-        try:
-            with h5py.File(file.path, "r") as opened:
-                arrays = [self._dataset(opened, name, file) for name in self._names]
-        except OSError as problem:
-            raise DataError(
-                f"{file.where}: cannot open HDF5 file {file.path!r}: {problem}; "
-                "names in the list are relative to the current folder"
-            ) from problem
+        with _opened(file) as opened:
+            arrays = [
+                np.ascontiguousarray(self._dataset(opened, name, file)[...], dtype=self._dtype) for name in self._names
+            ]
         self._check_rows(arrays, file)
         return arrays
 
-    def _dataset(self, opened: h5py.File, name: str, file: ListedFile) -> np.ndarray:
+    def _length(self, file: ListedFile) -> int:
+        with _opened(file) as opened:
+            return len(self._dataset(opened, self._names[0], file))
+
+    def _dataset(self, opened: h5py.File, name: str, file: ListedFile) -> h5py.Dataset:
         found = opened.get(name)
         if not isinstance(found, h5py.Dataset):
             present = ", ".join(sorted(key for key in opened if isinstance(opened[key], h5py.Dataset))) or "none"
@@ -138,7 +157,7 @@ class Hdf5Rows:
             raise DataError(f"{file.path} ({file.where}): dataset {name!r} must hold numbers, got type {found.dtype}")
         if found.ndim == 0:
             raise DataError(f"{file.path} ({file.where}): dataset {name!r} needs at least one axis, got a scalar")
-        return np.ascontiguousarray(found[...], dtype=self._dtype)
+        return found
 
     def _check_rows(self, arrays: list[np.ndarray], file: ListedFile) -> None:
         counts = {name: len(array) for name, array in zip(self._names, arrays, strict=True)}
@@ -155,6 +174,18 @@ class Hdf5Rows:
                     f"{file.path} ({file.where}): rows of {name!r} must have shape {expected} "
                     f"as in the first file, got {array.shape[1:]}"
                 )
+
+
+@contextmanager
+def _opened(file: ListedFile) -> Iterator[h5py.File]:
+    try:
+        with h5py.File(file.path, "r") as opened:
+            yield opened
+    except OSError as problem:
+        raise DataError(
+            f"{file.where}: cannot open HDF5 file {file.path!r}: {problem}; "
+            "names in the list are relative to the current folder"
+        ) from problem
 
 
 def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -37,12 +37,24 @@ class HDF5Data(Layer):
         self.rows = Hdf5Rows(
             options.source,
             list(self.spec.top),
-            shuffle_seed=key_of(self.context.draws.seed, "hdf5", self.name) if options.shuffle else None,
+            shuffle_seed=self._shuffle_seed(),
             dtype=np.float64 if self.context.dtype == torch.float64 else np.float32,
         )
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         return [(self.spec.hdf5_data_param.batch_size, *shape) for shape in self.rows.row_shapes]
+
+    def position(self) -> dict[str, int]:
+        """For a snapshot: batches handed out so far end before this row; the same on all workers."""
+        return {"sample": self.rows.position}
+
+    def seek(self, position: dict[str, int]) -> None:
+        """Goes on from there, shuffled by the net's present seed."""
+        self.rows.seek(int(position["sample"]), self._shuffle_seed())
+
+    def _shuffle_seed(self) -> int | None:
+        shuffles = self.spec.hdf5_data_param.shuffle
+        return key_of(self.context.draws.seed, "hdf5", self.name) if shuffles else None
 
     def forward(self) -> tuple[Tensor, ...]:
         batch = self.rows.take(self.spec.hdf5_data_param.batch_size)

@@ -67,9 +67,17 @@ class MemoryData(Layer):
     def forward(self) -> tuple[Tensor, Tensor]:
         if self._data is None or self._labels is None:
             raise self.error("has no data yet; call reset(data, labels), or set_input_arrays on the net")
-        rows = slice(self._position, self._position + self.spec.memory_data_param.batch_size)
+        start = self._position % len(self._data)  # a position sought may be one in larger arrays
+        rows = slice(start, start + self.spec.memory_data_param.batch_size)
         self._position = rows.stop % len(self._data)
         return self._placed(self._data[rows]), self._placed(self._labels[rows])
+
+    def position(self) -> dict[str, int]:
+        """For a snapshot: the sample that comes next. The arrays themselves are the caller's to bring back."""
+        return {"sample": self._position}
+
+    def seek(self, position: dict[str, int]) -> None:
+        self._position = int(position["sample"])
 
     def _placed(self, values: Tensor) -> Tensor:
         return values.to(self.context.device, self.context.dtype)
