@@ -39,7 +39,7 @@ def parse_binary(data: bytes, message_class: type[MessageT], what: str = "<bytes
     message: MessageT = message_class()
     try:
         message.ParseFromString(data)
-    except DecodeError:
+    except (DecodeError, UnicodeDecodeError):  # the latter from protobuf's pure Python implementation only
         raise SpecError(f"{what}: not a {descriptor.name}: {_diagnose(data)}") from None
     missing = message.FindInitializationErrors()
     if missing:

@@ -51,6 +51,9 @@ def write_atomically(data: bytes, path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
     try:
+        if target.is_char_device() or target.is_fifo():
+            target.write_bytes(data)  # nothing to keep whole, and /dev/null must stay what it is
+            return
         with open(temporary, "xb") as file:
             file.write(data)
             file.flush()

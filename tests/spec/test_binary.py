@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from poseidon.errors import SpecError
-from poseidon.spec import parse_binary, read_binary, read_weights_proto, serialize, write_binary
+from poseidon.spec import binary, parse_binary, read_binary, read_weights_proto, serialize, write_binary
 from poseidon.spec.caffe_pb2 import BlobProto, BlobProtoVector, Datum, NetParameter, SolverParameter, SolverState
 from tests.spec.messages import messages
 
@@ -182,6 +182,20 @@ def test_writing_over_a_folder(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be written"):
         write_binary(NetParameter(), tmp_path / "f")
     assert os.listdir(tmp_path) == ["f"]
+
+
+def test_devices_are_written_to_and_not_replaced() -> None:
+    write_binary(NetParameter(name="n"), os.devnull)
+    assert Path(os.devnull).is_char_device()
+
+
+def test_messages_beyond_protobufs_limit_are_not_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(binary, "MAX_BINARY_BYTES", 5)
+    write_binary(NetParameter(name="nam"), tmp_path / "m")
+    with pytest.raises(
+        SpecError, match=r"m: the NetParameter has 6 bytes, expected at most 5, .*write HDF5 \(\.h5\) instead"
+    ):
+        write_binary(NetParameter(name="name"), tmp_path / "m")
 
 
 @given(st.sampled_from(KINDS).flatmap(messages))

@@ -16,6 +16,7 @@ from poseidon.spec import (
     array_to_datum,
     blob_shape,
     blob_to_array,
+    blobs,
     datum_to_array,
     has_legacy_shape,
     parse,
@@ -140,6 +141,13 @@ def test_double_data_wins() -> None:
 def test_values_that_do_not_fit_their_shape(text: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         blob_to_array(parse(text, BlobProto()), "w")
+
+
+def test_blobs_beyond_protobufs_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blobs, "MAX_BINARY_BYTES", 8)
+    assert len(array_to_blob(np.zeros(2, np.float32)).data) == 2
+    with pytest.raises(SpecError, match="found 12 bytes of values, expected at most 8, protobuf's limit; use HDF5"):
+        array_to_blob(np.zeros(3, np.float32))
 
 
 def test_datums_of_bytes() -> None:
