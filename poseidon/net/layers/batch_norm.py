@@ -64,11 +64,14 @@ class BatchNorm(Layer):
         """weight · BatchNorm(x) + bias, with the statistics kept as by BatchNorm alone; weight and bias: C or None."""
         if x.dim() == 1:
             return self.normalize(x.unsqueeze(1), weight, bias).squeeze(1)
+        eps = self.spec.batch_norm_param.eps
         if self.use_global_stats:
             mean, variance = self._global_statistics()
-            return _batch_norm(x, weight, bias, mean, variance, from_batch=False, eps=self.spec.batch_norm_param.eps)
+            return _batch_norm(x, weight, bias, mean, variance, False, eps)
         mean, variance = torch.zeros_like(self.param(0)), torch.zeros_like(self.param(1))
-        y = _batch_norm(x, weight, bias, mean, variance, from_batch=True, eps=self.spec.batch_norm_param.eps)
+        # A running average with momentum 1 is the newest value: the kernel leaves the batch's mean and unbiased
+        # variance in these two, and the statistics cost no pass of their own.
+        y = _batch_norm(x, weight, bias, mean, variance, True, eps)
         if x.numel() == x.shape[1]:
             variance.zero_()  # one value per channel has no unbiased estimate; the kernel leaves 0 / 0
         self._gather(mean, variance)
@@ -84,25 +87,16 @@ class BatchNorm(Layer):
         divisor = factor.masked_fill(factor == 0, math.inf)
         return self.param(0) / divisor, self.param(1) / divisor
 
-    @torch.no_grad()
     def _gather(self, mean: Tensor, variance: Tensor) -> None:
         fraction = self.spec.batch_norm_param.moving_average_fraction
-        self.param(0).mul_(fraction).add_(mean)
-        self.param(1).mul_(fraction).add_(variance)
-        self.param(2).mul_(fraction).add_(1)
+        mean_sum, variance_sum, factor = self.param(0), self.param(1), self.param(2)
+        torch.add(mean, mean_sum, alpha=fraction, out=mean_sum)
+        torch.add(variance, variance_sum, alpha=fraction, out=variance_sum)
+        factor.mul_(fraction).add_(1)
 
 
 def _batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
-    *,
-    from_batch: bool,
-    eps: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, variance: Tensor, from_batch: bool, eps: float
 ) -> Tensor:
-    """PyTorch's kernel. With `from_batch` it leaves the batch's mean and unbiased variance in `mean` and `variance`:
-    a running average with momentum 1 is the newest value, so the statistics cost no pass of their own."""
-    cudnn = torch.backends.cudnn.enabled
-    return torch.batch_norm(x, weight, bias, mean, variance, from_batch, 1.0, eps, cudnn)
+    """torch's kernel itself; torch.nn.functional's refuses one value per channel, which Caffe admits."""
+    return torch.batch_norm(x, weight, bias, mean, variance, from_batch, 1.0, eps, torch.backends.cudnn.enabled)

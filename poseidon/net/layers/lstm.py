@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from poseidon.net.layers.recurrent import Recurrent, interrupted
 from poseidon.net.registry import register
@@ -27,10 +28,34 @@ class LSTM(Recurrent):
         options = self.spec.recurrent_param
         self.add_param((4 * options.num_output, options.num_output), options.weight_filler)
 
-    def run_steps(self, projected: Tensor, cont: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        weight = self.param(self.num_params - 1).to(projected.dtype)
-        hidden, cells = _Steps.apply(projected, weight, cont, *states)
+    def run_steps(
+        self, x: Tensor, static: Tensor | None, cont: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        weight = self.param(self.num_params - 1)
+        breaks = interrupted(cont)
+        if static is None and not any(breaks[1:]) and self._suits_whole_kernel(x):
+            return _whole(x, self.param(0), self.param(1), weight, [state * cont[0].unsqueeze(1) for state in states])
+        projected = self.projected(x, static)
+        steps = [value.to(projected.dtype) for value in (weight, cont, *states)]
+        hidden, cells = _Steps.apply(projected, breaks, *steps)
         return hidden, [hidden[-1], cells[-1]]
+
+    def _suits_whole_kernel(self, x: Tensor) -> bool:
+        """torch's kernel for whole sequences saves calls, but is slow at projecting wide inputs (measured on CPU)."""
+        return x.shape[2] <= 2 * self.spec.recurrent_param.num_output and x.dtype == self.param(0).dtype
+
+
+def _whole(
+    x: Tensor, input_weight: Tensor, bias: Tensor, step_weight: Tensor, states: list[Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """Uninterrupted sequences by torch's own kernel, whose gates stand in the order i f g o."""
+    order = [torch.cat([i, f, g, o]) for i, f, o, g in (w.chunk(4) for w in (input_weight, step_weight, bias))]
+    weights = [*order, torch.zeros_like(bias)]
+    has_biases, num_layers, dropout, bidirectional, batch_first = True, 1, 0.0, False, False
+    train = torch.is_grad_enabled()
+    before = [state.unsqueeze(0) for state in states]
+    top, h, c = torch.lstm(x, before, weights, has_biases, num_layers, dropout, train, bidirectional, batch_first)
+    return top, [h[0], c[0]]
 
 
 class _Steps(torch.autograd.Function):
@@ -42,55 +67,41 @@ class _Steps(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, projected: Tensor, weight: Tensor, cont: Tensor, h: Tensor, c: Tensor
+        ctx: Any, projected: Tensor, breaks: list[bool], weight: Tensor, cont: Tensor, h: Tensor, c: Tensor
     ) -> tuple[Tensor, Tensor]:
         size = h.shape[1]
         gates = torch.empty_like(projected)
         hidden, cells, squashed = (projected.new_empty(*projected.shape[:2], size) for _ in range(3))
-        breaks = interrupted(cont)
-        ctx.breaks = breaks
-        start = (h, c)
-        sigmoids = gates[..., : 3 * size].unbind()
-        i, f, o, g = (gate.unbind() for gate in gates.split(size, 2))
-        transposed = weight.t()
-        for t, keep in enumerate(cont.unsqueeze(2).unbind()):
-            if breaks[t]:
+        start, transposed = (h, c), weight.t()
+        sigmoids = gates[..., : 3 * size]
+        i, f, o, g = gates.split(size, 2)
+        # Views of all steps at once: making them one by one costs more than a small step's arithmetic.
+        views = (projected, cont.unsqueeze(2), gates, sigmoids, i, f, o, g, hidden, cells, squashed)
+        steps = zip(breaks, *(view.unbind() for view in views), strict=True)
+        for broken, inputs, keep, gate, sigmoid, i, f, o, g, h_now, c_now, squash in steps:
+            if broken:
                 h, c = h * keep, c * keep
-            torch.addmm(projected[t], h, transposed, out=gates[t])
-            sigmoids[t].sigmoid_()
-            g[t].tanh_()
-            c = torch.mul(i[t], g[t], out=cells[t]).addcmul_(f[t], c)
-            h = torch.mul(o[t], torch.tanh(c, out=squashed[t]), out=hidden[t])
+            torch.addmm(inputs, h, transposed, out=gate)
+            sigmoid.sigmoid_()
+            g.tanh_()
+            c = torch.mul(i, g, out=c_now).addcmul_(f, c)
+            h = torch.mul(o, torch.tanh(c, out=squash), out=h_now)
+        ctx.breaks = breaks
         ctx.save_for_backward(weight, cont, *start, gates, hidden, cells, squashed)
         ctx.mark_non_differentiable(cells)
         return hidden, cells
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_hidden: Tensor, _d_cells: Tensor) -> tuple[Tensor | None, ...]:
         weight, cont, h, c, gates, hidden, cells, squashed = ctx.saved_tensors
-        size = h.shape[1]
         keep = cont.unsqueeze(2)
         h_before = torch.cat([h.unsqueeze(0), hidden[:-1]]).mul_(keep)
         c_before = torch.cat([c.unsqueeze(0), cells[:-1]]).mul_(keep)
-        _, f, o, _ = gates.split(size, 2)
         slopes = _gate_slopes(gates, c_before, squashed)
-        d_cell_by_hidden = o - o * squashed * squashed
-        d_gates = torch.empty_like(gates)
-        d_c = torch.zeros_like(h)
-        d_h = d_hidden[-1]
-        for t in range(len(gates) - 1, -1, -1):
-            d_c = d_c.addcmul_(d_h, d_cell_by_hidden[t])
-            _fill_gate_gradients(d_gates[t], slopes[t], d_c, d_h)
-            d_c.mul_(f[t])
-            if t == 0:
-                break
-            if ctx.breaks[t]:
-                d_c.mul_(keep[t])
-                d_h = torch.mm(d_gates[t], weight).mul_(keep[t]).add_(d_hidden[t - 1])
-            else:
-                d_h = torch.addmm(d_hidden[t - 1], d_gates[t], weight)
-        d_weight = d_gates.flatten(0, 1).t() @ h_before.flatten(0, 1) if ctx.needs_input_grad[1] else None
-        return d_gates, d_weight, None, None, None
+        d_gates = _gate_gradients(ctx.breaks, weight, keep, gates, squashed, slopes, d_hidden)
+        d_weight = d_gates.flatten(0, 1).t() @ h_before.flatten(0, 1) if ctx.needs_input_grad[2] else None
+        return d_gates, None, d_weight, None, None, None
 
 
 def _gate_slopes(gates: Tensor, c_before: Tensor, squashed: Tensor) -> Tensor:
@@ -108,9 +119,29 @@ def _gate_slopes(gates: Tensor, c_before: Tensor, squashed: Tensor) -> Tensor:
     return slopes
 
 
-def _fill_gate_gradients(out: Tensor, slopes: Tensor, d_c: Tensor, d_h: Tensor) -> None:
-    streams, size = d_c.shape
-    out, slopes = out.view(streams, 4, size), slopes.view(streams, 4, size)
-    torch.mul(slopes[:, :2], d_c.unsqueeze(1), out=out[:, :2])
-    torch.mul(slopes[:, 2], d_h, out=out[:, 2])
-    torch.mul(slopes[:, 3], d_c, out=out[:, 3])
+def _gate_gradients(
+    breaks: list[bool], weight: Tensor, keep: Tensor, gates: Tensor, squashed: Tensor, slopes: Tensor, d_hidden: Tensor
+) -> Tensor:
+    """The gradient of every gate input, last step first."""
+    size = squashed.shape[2]
+    _, f, o, _ = gates.split(size, 2)
+    d_cell_by_hidden = torch.addcmul(o, o, squashed.square(), value=-1)
+    d_gates = torch.empty_like(gates)
+    by_gate = [tensor.unflatten(2, (4, size)) for tensor in (d_gates, slopes)]
+    views = [d_gates, keep, f, d_cell_by_hidden, d_hidden]
+    for tensor in by_gate:
+        views += [tensor[:, :, :2], tensor[:, :, 2], tensor[:, :, 3]]
+    steps = zip(breaks, *(view.unbind() for view in views), strict=True)
+    d_h, d_c = torch.zeros_like(squashed[0]), torch.zeros_like(squashed[0])
+    for broken, d_gate, keep_t, f_t, by_h, d_top, d_if, d_o, d_g, by_if, by_o, by_g in reversed(list(steps)):
+        d_h = d_h.add_(d_top)
+        d_c.addcmul_(d_h, by_h)
+        torch.mul(by_if, d_c.unsqueeze(1), out=d_if)
+        torch.mul(by_o, d_h, out=d_o)
+        torch.mul(by_g, d_c, out=d_g)
+        d_c.mul_(f_t)
+        d_h = torch.mm(d_gate, weight)
+        if broken:
+            d_h.mul_(keep_t)
+            d_c.mul_(keep_t)
+    return d_gates

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from poseidon.net.host_blob import BlobList, HostBlob
 from poseidon.net.layer import Layer, LayerContext, Shape, at_least
@@ -194,6 +195,7 @@ class _UserCall(torch.autograd.Function):
         return tops
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *diffs: Tensor) -> tuple[Tensor | None, ...]:
         inputs, tops = ctx.saved_tensors[: ctx.num_inputs], ctx.saved_tensors[ctx.num_inputs :]
         return (None, *ctx.layer.call_backward(inputs, tops, diffs, ctx.needs_input_grad[1:]))

@@ -40,8 +40,10 @@ class Recurrent(Layer):
         """Makes the blobs that the steps use, after those of the inputs."""
         raise NotImplementedError(type(self).__name__)
 
-    def run_steps(self, projected: Tensor, cont: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """From the projected input (T × N × gates · D) and the states (N × D): the top, and the states after step T."""
+    def run_steps(
+        self, x: Tensor, static: Tensor | None, cont: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """From x (T × N × I), the static input (N × S) and the states (N × D): top 0, and the states after step T."""
         raise NotImplementedError(type(self).__name__)
 
     # -- options ----------------------------------------------------------------------------------------------------
@@ -118,26 +120,29 @@ class Recurrent(Layer):
         self._states: list[Tensor] = []
 
     def forward(self, x: Tensor, cont: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
-        projected = F.linear(x.flatten(2), self.param(0), self.param(1))
-        if self.has_static:
-            projected = projected + F.linear(rest[0].flatten(1), self.param(2))
+        static = rest[0].flatten(1) if self.has_static else None
         if self.exposes_states:
             states = [state.detach()[0] for state in rest[-self.num_states :]]
         else:
-            states = self._carried(x.shape[1], projected)
-        states = [state.to(projected.dtype) for state in states]
-        top, states = self.run_steps(projected, cont.detach().to(projected.dtype), states)
+            states = self._carried(x)
+        top, states = self.run_steps(x.flatten(2), static, cont.detach(), states)
         states = [state.detach() for state in states]
         if self.exposes_states:
             return (top, *[state.unsqueeze(0) for state in states])
         self._states = [state.clone() for state in states]  # a view would keep all steps of this pass in memory
         return top
 
-    def _carried(self, num_streams: int, like: Tensor) -> list[Tensor]:
+    def projected(self, x: Tensor, static: Tensor | None) -> Tensor:
+        """What the inputs add to the gates at every step: T × N × gates · D."""
+        by_step = F.linear(x, self.param(0), self.param(1))
+        return by_step if static is None else by_step + F.linear(static, self.param(2))
+
+    def _carried(self, x: Tensor) -> list[Tensor]:
+        num_streams = x.shape[1]
         if self._states and num_streams <= len(self._states[0]):
-            return [state[:num_streams].to(like.device) for state in self._states]
+            return [state[:num_streams].to(x.device) for state in self._states]
         shape = (num_streams, self.spec.recurrent_param.num_output)
-        return [torch.zeros(shape, dtype=like.dtype, device=like.device) for _ in range(self.num_states)]
+        return [torch.zeros(shape, dtype=self.param(0).dtype, device=x.device) for _ in range(self.num_states)]
 
 
 def interrupted(cont: Tensor) -> list[bool]:

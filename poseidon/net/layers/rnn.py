@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from poseidon.net.layers.recurrent import Recurrent, interrupted
 from poseidon.net.registry import register
@@ -30,9 +31,12 @@ class RNN(Recurrent):
         self.add_param(square, options.weight_filler)
         self.add_param((options.num_output,), options.bias_filler)
 
-    def run_steps(self, projected: Tensor, cont: Tensor, states: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def run_steps(
+        self, x: Tensor, static: Tensor | None, cont: Tensor, states: list[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         step_weight, output_weight, output_bias = (self.param(self.num_params - i) for i in (3, 2, 1))
-        hidden = _Steps.apply(projected, step_weight.to(projected.dtype), cont, *states)
+        projected = self.projected(x, static)
+        hidden = _Steps.apply(projected, *(value.to(projected.dtype) for value in (step_weight, cont, *states)))
         return torch.tanh(F.linear(hidden, output_weight, output_bias)), [hidden[-1]]
 
 
@@ -52,6 +56,7 @@ class _Steps(torch.autograd.Function):
         return hidden
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, d_hidden: Tensor) -> tuple[Tensor | None, ...]:
         weight, cont, start, hidden = ctx.saved_tensors
         keep = cont.unsqueeze(2)
