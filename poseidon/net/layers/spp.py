@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.net.layer import Layer, Shape, count_of
+from poseidon.net.layer import Layer, Shape, count_of, text_of
 from poseidon.net.layers.pool_methods import average_pool, max_pool
 from poseidon.net.layers.pool_window import PoolWindow, check_pool_bottom, pooled_shape
 from poseidon.net.layers.pooling import stochastic_or_expected
@@ -40,7 +40,14 @@ class SPP(Layer):
         shape = bottom_shapes[0]
         check_pool_bottom(self, shape)
         stochastic = self.spec.spp_param.pool == caffe_pb2.SPPParameter.STOCHASTIC
-        levels = [pooled_shape(self, window, shape, stochastic=stochastic) for window in self.windows(shape[2:])]
+        windows = self.windows(shape[2:])
+        for level, window in enumerate(windows):
+            if any(pad >= kernel > 0 for pad, kernel in zip(window.pad, window.kernel, strict=True)):
+                raise self.error(
+                    f"level {level} would pad {text_of(window.pad)} around a kernel of {text_of(window.kernel)}: "
+                    f"{2**level} bins are too many for a bottom of shape {text_of(shape)}; lower pyramid_height"
+                )
+        levels = [pooled_shape(self, window, shape, stochastic=stochastic) for window in windows]
         if len(levels) == 1:
             return levels
         return [(shape[0], sum(count_of(level, 1) for level in levels))]
