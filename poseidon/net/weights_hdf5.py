@@ -40,6 +40,11 @@ def is_hdf5(path: str) -> bool:
     return bool(h5py.is_hdf5(path))
 
 
+def _reason(problem: Exception) -> str:
+    """What libhdf5 said; a KeyError's own text would put it in quotes."""
+    return str(problem.args[0]) if isinstance(problem, KeyError) and problem.args else str(problem)
+
+
 # -- reading --------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class H5Blob:
@@ -59,7 +64,7 @@ class H5Blob:
             self._check(what)
             values = np.asarray(self.dataset[()])
         except H5_ERRORS as problem:
-            raise WeightsError(f"{what} cannot be read: {problem}; copy or download the file again") from None
+            raise WeightsError(f"{what} cannot be read: {_reason(problem)}; copy or download the file again") from None
         single = values.dtype.kind == "f" and values.dtype.itemsize <= 4
         return np.ascontiguousarray(values, np.float32 if single else np.float64)
 
@@ -84,12 +89,12 @@ def stored_in_hdf5(path: str) -> Iterator[list[StoredLayer]]:
     try:
         file = h5py.File(path, "r", locking="best-effort")
     except H5_ERRORS as problem:
-        raise WeightsError(f"{path}: not a readable HDF5 file: {problem}; copy or download it again") from None
+        raise WeightsError(f"{path}: not a readable HDF5 file: {_reason(problem)}; copy or download it again") from None
     with file:
         try:
             layers = _layers(file, path)
         except H5_ERRORS as problem:
-            raise WeightsError(f"{path}: damaged HDF5 file: {problem}; copy or download it again") from None
+            raise WeightsError(f"{path}: damaged HDF5 file: {_reason(problem)}; copy or download it again") from None
         yield layers
 
 
@@ -143,7 +148,7 @@ def write_hdf5(net: Net, path: Path, *, with_diff: bool) -> None:
             os.fsync(written.fileno())
         temporary.replace(path)
     except H5_ERRORS as problem:
-        raise WeightsError(f"{path}: cannot be written: {problem}") from None
+        raise WeightsError(f"{path}: cannot be written: {_reason(problem)}") from None
     finally:
         temporary.unlink(missing_ok=True)
 
