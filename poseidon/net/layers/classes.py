@@ -2,7 +2,8 @@
 
 A prediction of any shape is seen as rows: its axes before the class axis, the classes, and the axes behind it.
 
-    rows     outer × classes, or outer × classes × inner where positions follow the class axis
+    rows     outer × classes, or outer × classes × inner where positions follow the class axis,
+             or (outer · inner) × classes where memory holds the classes of one position together (channels_last)
     labels   one per outer · inner position, in any shape with that count (N, N × 1, N × 1 × H × W, N × H × W, …)
 
 Labels arrive as floats and are cut to integers as Caffe does (3.0 and 3.7 are class 3). A label outside 0 … classes-1
@@ -28,9 +29,24 @@ class ClassLabels:
 
 
 def rows_of(x: Tensor, axis: int) -> Tensor:
-    """The prediction as outer × classes (× inner); a view where memory allows."""
-    outer, inner = count_of(x.shape, 0, axis), count_of(x.shape, axis + 1)
-    return x.reshape(outer, x.shape[axis]) if inner == 1 else x.reshape(outer, x.shape[axis], inner)
+    """The prediction as rows; a view where memory allows."""
+    if x.dim() == 2 and axis == 1:
+        return x
+    num_classes, inner = x.shape[axis], count_of(x.shape, axis + 1)
+    if inner == 1:
+        return x.reshape(count_of(x.shape, 0, axis), num_classes)
+    if axis == 1 and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+        return x.permute(0, 2, 3, 1).reshape(count_of(x.shape) // num_classes, num_classes)
+    return x.reshape(count_of(x.shape, 0, axis), num_classes, inner)
+
+
+def from_rows(rows: Tensor, shape: torch.Size, axis: int) -> Tensor:
+    """Rows back in the shape of the prediction they came from."""
+    if rows.shape == shape:
+        return rows
+    if rows.dim() == 2 and count_of(shape, axis + 1) != 1:
+        return rows.view(shape[0], shape[2], shape[3], shape[1]).permute(0, 3, 1, 2)
+    return rows.view(shape)
 
 
 def rows_of_samples(x: Tensor) -> Tensor:
@@ -65,7 +81,7 @@ def class_labels(layer: Layer, bottom: Tensor, rows: Tensor, ignore_label: int |
     ignored = None
     if ignore_label is not None:
         ignored = index == ignore_label
-        index = index.masked_fill(ignored, 0)
+        index = index * ~ignored
     _require_in_range(layer, index, bottom, rows.shape[1])
     return ClassLabels(index, ignored)
 

@@ -13,6 +13,7 @@ Gradient with respect to a_n (the opposite for b_n), as Caffe has it, with 1e-4 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from poseidon.net.layer import Shape, count_of, exactly, text_of
 from poseidon.net.layers.classes import rows_of_samples
 from poseidon.net.layers.loss import LossLayer
 from poseidon.net.registry import register
+from poseidon.spec import caffe_pb2
 
 
 @register("ContrastiveLoss")
@@ -42,18 +44,18 @@ class ContrastiveLoss(LossLayer):
         difference = rows_of_samples(a - b.reshape(a.shape))
         rows = difference.detach().to(torch.promote_types(difference.dtype, torch.float32))
         similar = self.labels(label).reshape(-1) != 0
-        options = self.spec.contrastive_loss_param
-        squared = rows.square().sum(1)
-        if options.legacy_version:
-            gap = options.margin - squared
-            cost, pull = gap.clamp(min=0), torch.full_like(gap, -1)
-        else:
-            distance = squared.sqrt()
-            gap = options.margin - distance
-            cost, pull = gap.clamp(min=0).square(), -gap / (distance + 1e-4)
-        total = torch.where(similar, squared, cost).sum()
-        gradient = None
-        if self.wants_gradient(difference):
-            pull = torch.where(similar, torch.ones_like(pull), pull.masked_fill(gap <= 0, 0))
-            gradient = rows * pull.mul_(2).unsqueeze(1)
-        return self.finished(difference, total, 2.0 * max(a.shape[0], 1), gradient)
+        compute = partial(_contrast, rows, similar, self.spec.contrastive_loss_param)
+        return self.graded(difference, 2.0 * max(a.shape[0], 1), compute)
+
+
+def _contrast(
+    rows: Tensor, similar: Tensor, options: caffe_pb2.ContrastiveLossParameter, wants_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    squared = rows.square().sum(1)
+    distance = squared if options.legacy_version else squared.sqrt()
+    gap = (options.margin - distance).clamp_(min=0)
+    total = torch.where(similar, squared, gap if options.legacy_version else gap.square()).sum()
+    if not wants_gradient:
+        return total, None
+    push = gap.sign() if options.legacy_version else gap / (distance + 1e-4)
+    return total, rows * torch.where(similar, 2.0, -2.0 * push).unsqueeze(1)

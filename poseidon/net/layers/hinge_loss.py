@@ -9,7 +9,9 @@ L1's gradient at the kink is 0.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from poseidon.net.layer import Shape
@@ -29,14 +31,16 @@ class HingeLoss(LossLayer):
     def forward(self, x: Tensor, label: Tensor) -> Tensor:
         rows = rows_of_samples(x.detach())
         labels = class_labels(self, label, rows)
-        slack = _negated_at(rows.clone(), labels.index).add_(1).relu_()
         squared = self.spec.hinge_loss_param.norm == caffe_pb2.HingeLossParameter.L2
-        total = slack.square().sum() if squared else slack.sum()
-        gradient = None
-        if self.wants_gradient(x):
-            slope = slack.mul_(2) if squared else slack.sign_()
-            gradient = _negated_at(slope, labels.index).reshape(x.shape)
-        return self.finished(x, total, float(max(x.shape[0], 1)), gradient)
+        return self.graded(x, float(max(x.shape[0], 1)), partial(_hinge, rows, labels.index, squared))
+
+
+def _hinge(rows: Tensor, index: Tensor, squared: bool, wants_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    slack = _negated_at(rows.to(torch.promote_types(rows.dtype, torch.float32), copy=True), index).add_(1).relu_()
+    total = slack.square().sum() if squared else slack.sum()
+    if not wants_gradient:
+        return total, None
+    return total, _negated_at(slack.mul_(2) if squared else slack.sign_(), index)
 
 
 def _negated_at(rows: Tensor, index: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from poseidon.errors import SpecError
 from poseidon.net.layer import LayerContext, Shape, between, count_of, text_of
-from poseidon.net.layers.classes import class_labels, require_label_per_position, rows_of, softmax_rows
-from poseidon.net.layers.loss import LOG_THRESHOLD, LossLayer
+from poseidon.net.layers.classes import class_labels, from_rows, require_label_per_position, rows_of, softmax_rows
+from poseidon.net.layers.loss import LOG_THRESHOLD, LossLayer, zero_where
 from poseidon.net.registry import register
 from poseidon.spec import blob_to_array, caffe_pb2, read_binary
 
@@ -60,23 +60,21 @@ class InfogainLoss(LossLayer):
         return [*tops, prediction][: max(self.num_tops, 1)]
 
     def forward(self, x: Tensor, label: Tensor, matrix: Tensor | None = None) -> Tensor | tuple[Tensor, Tensor]:
-        rows = rows_of(x.detach(), self.spec.infogain_loss_param.axis % x.dim())
+        axis = self.spec.infogain_loss_param.axis % x.dim()
+        rows = rows_of(x.detach(), axis)
         labels = class_labels(self, label, rows, self.ignore_label)
         prob = softmax_rows(rows, torch.promote_types(x.dtype, torch.float32))
         weights = self._gains(matrix, rows.shape[1]).to(prob.dtype)[labels.index.squeeze(1)]
         if rows.dim() == 3:
             weights = weights.transpose(1, 2)
-        gains = prob.clamp(min=LOG_THRESHOLD).log_().mul_(weights)
-        gradient = None
-        if self.wants_gradient(x):
-            gradient = (prob * weights.sum(1, keepdim=True)).sub_(weights)
-        if labels.ignored is not None:
-            for values in (gains, gradient):
-                if values is not None:
-                    values.masked_fill_(labels.ignored, 0)
-        divisor = self.divisor(rows.shape[0], labels.index.numel(), labels.ignored)
-        loss = self.finished(x, -gains.sum(), divisor, None if gradient is None else gradient.view(x.shape))
-        return loss if self.num_tops < 2 else (loss, prob.view(x.shape))
+
+        def compute(wants_gradient: bool) -> tuple[Tensor, Tensor | None]:
+            total, gradient = _weighted_log_loss(prob, weights, labels.ignored, wants_gradient)
+            return total, None if gradient is None else from_rows(gradient, x.shape, axis)
+
+        divisor = self.divisor(count_of(x.shape, 0, axis), label.numel(), labels.ignored)
+        loss = self.graded(x, divisor, compute)
+        return loss if self.num_tops < 2 else (loss, from_rows(prob, x.shape, axis))
 
     def _gains(self, bottom: Tensor | None, num_classes: int) -> Tensor:
         matrix = self.matrix if bottom is None else self.constant(bottom, "infogain matrix")
@@ -88,3 +86,14 @@ class InfogainLoss(LossLayer):
             return torch.from_numpy(blob_to_array(read_binary(source, caffe_pb2.BlobProto), source))
         except SpecError as problem:
             raise self.error(f"cannot read its matrix: {problem}") from None
+
+
+def _weighted_log_loss(
+    prob: Tensor, weights: Tensor, ignored: Tensor | None, wants_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    gains = prob.clamp(min=LOG_THRESHOLD).log_().mul_(weights)
+    gradient = (prob * weights.sum(1, keepdim=True)).sub_(weights) if wants_gradient else None
+    if ignored is not None:
+        zero_where(ignored, gains)
+        gradient = None if gradient is None else zero_where(ignored, gradient)
+    return -gains.sum(), gradient

@@ -13,7 +13,7 @@ and never below 1, so that a batch without a valid label has loss 0. The old boo
 (true) or BATCH_SIZE (false) where `normalization` is not given. Losses that know no such choice divide by num_samples.
 
 Most losses know the gradient of their total better than autograd does: Caffe clips values without clipping gradients,
-and one pass over the prediction is enough. They hand it over with `LossLayer.finished`.
+and one pass over the prediction is enough. They compute it beside the total (`LossLayer.graded`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from poseidon.net.layer import Layer, LayerContext, Shape, count_of, exactly, te
 from poseidon.spec import caffe_pb2
 
 Mode = caffe_pb2.LossParameter
+
+# compute(wants_gradient) -> the total, and its gradient with respect to the prediction if wanted
+Compute = Callable[[bool], tuple[Tensor, Tensor | None]]
 
 LOG_THRESHOLD = 1e-20  # probabilities below it count as this much, in losses that take a logarithm
 
@@ -101,29 +104,37 @@ class LossLayer(Layer):
 
     # -- gradient ---------------------------------------------------------------------------------------------------
     @staticmethod
-    def wants_gradient(x: Tensor) -> bool:
-        return x.requires_grad and torch.is_grad_enabled()
+    def graded(x: Tensor, divisor: Tensor | float, compute: Compute) -> Tensor:
+        """total / divisor, of a total that comes with its gradient."""
+        if x.requires_grad and torch.is_grad_enabled():
+            loss: Tensor = _Graded.apply(x, divisor, compute)
+            return loss
+        return compute(False)[0] / divisor
+
+
+def zero_where(mask: Tensor, values: Tensor) -> Tensor:
+    """Zeroes values in place where a bool mask (broadcast over them) is true, whatever they were.
+
+    The same as masked_fill_, by clearing bits: that one takes 6 times as long to broadcast a mask over classes.
+    """
+    bits = {4: torch.int32, 8: torch.int64}[values.element_size()]
+    values.view(bits).bitwise_and_(mask.to(bits) - 1)
+    return values
+
+
+class _Graded(torch.autograd.Function):
+    """A scalar whose gradient is worked out in the forward pass; backward only scales it."""
 
     @staticmethod
-    def finished(x: Tensor, total: Tensor, divisor: Tensor | float, gradient: Tensor | None) -> Tensor:
-        """total / divisor; `gradient` is that of the total with respect to x (None: none is wanted)."""
-        if gradient is None:
-            return total / divisor
-        loss: Tensor = _GivenGradient.apply(x, total, divisor, gradient)
-        return loss
-
-
-class _GivenGradient(torch.autograd.Function):
-    """A scalar whose gradient was worked out in the forward pass; backward only scales it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, total: Tensor, divisor: Tensor | float, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
+    def forward(ctx: Any, x: Tensor, divisor: Tensor | float, compute: Compute) -> Tensor:
+        total, gradient = compute(True)
+        assert gradient is not None
+        ctx.save_for_backward(gradient if gradient.shape == x.shape else gradient.reshape(x.shape))
         ctx.divisor = divisor
         return total / divisor
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, top_diff: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, top_diff: Tensor) -> tuple[Tensor, None, None]:
         (gradient,) = ctx.saved_tensors
-        return gradient * (top_diff / ctx.divisor), None, None, None
+        return gradient * (top_diff / ctx.divisor), None, None

@@ -8,6 +8,7 @@ The gradient at the label is −1 / (N max(p_label, 1e-20)), also where the valu
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,12 +27,12 @@ class MultinomialLogisticLoss(LossLayer):
         return tops
 
     def forward(self, p: Tensor, label: Tensor) -> Tensor:
-        rows = rows_of_samples(p.detach())
+        rows = rows_of_samples(p.detach()).to(torch.promote_types(p.dtype, torch.float32))
         labels = class_labels(self, label, rows)
-        chosen = rows.gather(1, labels.index).to(torch.promote_types(p.dtype, torch.float32)).clamp_(min=LOG_THRESHOLD)
-        gradient = None
-        if self.wants_gradient(p):
-            gradient = (
-                torch.zeros_like(rows, dtype=chosen.dtype).scatter_(1, labels.index, -1 / chosen).reshape(p.shape)
-            )
-        return self.finished(p, -chosen.log().sum(), float(max(p.shape[0], 1)), gradient)
+        return self.graded(p, float(max(p.shape[0], 1)), partial(_log_loss, rows, labels.index))
+
+
+def _log_loss(prob: Tensor, index: Tensor, wants_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    chosen = prob.gather(1, index).clamp_(min=LOG_THRESHOLD)
+    gradient = torch.zeros_like(prob).scatter_(1, index, -1 / chosen) if wants_gradient else None
+    return -chosen.log_().sum(), gradient

@@ -10,13 +10,14 @@ Without a `normalization` the total is divided by N (BATCH_SIZE), not by the num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from poseidon.net.layer import Shape, count_of, text_of
-from poseidon.net.layers.loss import LossLayer, Mode
+from poseidon.net.layers.loss import LossLayer, Mode, zero_where
 from poseidon.net.registry import register
 
 
@@ -35,14 +36,16 @@ class SigmoidCrossEntropyLoss(LossLayer):
         scores = x.detach().to(torch.promote_types(x.dtype, torch.float32))
         targets = self.constant(target, "target bottom").to(scores.dtype).reshape(x.shape)
         ignored = None if self.ignore_label is None else targets.long() == self.ignore_label
-        if ignored is None:
-            total = F.binary_cross_entropy_with_logits(scores, targets, reduction="sum")
-        else:
-            costs = F.binary_cross_entropy_with_logits(scores, targets, reduction="none")
-            total = costs.masked_fill_(ignored, 0).sum()
-        gradient = None
-        if self.wants_gradient(x):
-            gradient = torch.sigmoid(scores).sub_(targets)
-            if ignored is not None:
-                gradient.masked_fill_(ignored, 0)
-        return self.finished(x, total, self.divisor(x.shape[0], x.numel(), ignored), gradient)
+        divisor = self.divisor(x.shape[0], x.numel(), ignored)
+        return self.graded(x, divisor, partial(_cross_entropy, scores, targets, ignored))
+
+
+def _cross_entropy(
+    scores: Tensor, targets: Tensor, ignored: Tensor | None, wants_gradient: bool
+) -> tuple[Tensor, Tensor | None]:
+    costs = F.binary_cross_entropy_with_logits(scores, targets, reduction="none")
+    gradient = torch.sigmoid(scores).sub_(targets) if wants_gradient else None
+    if ignored is not None:
+        zero_where(ignored, costs)
+        gradient = None if gradient is None else zero_where(ignored, gradient)
+    return costs.sum(), gradient

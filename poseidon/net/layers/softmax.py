@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from poseidon.net.layer import Layer, Shape
-from poseidon.net.layers.classes import rows_of, softmax_rows
+from poseidon.net.layers.classes import from_rows, rows_of, softmax_rows
 from poseidon.net.registry import register
 
 
@@ -21,5 +21,5 @@ class Softmax(Layer):
         return [bottom_shapes[0]]
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = rows_of(x, self.spec.softmax_param.axis % x.dim())
-        return softmax_rows(rows).reshape(x.shape)
+        axis = self.spec.softmax_param.axis % x.dim()
+        return from_rows(softmax_rows(rows_of(x, axis)), x.shape, axis)

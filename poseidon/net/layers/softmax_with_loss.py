@@ -15,15 +15,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.net.layer import Shape, between
+from poseidon.net.layer import Shape, between, count_of
 from poseidon.net.layers.classes import (
     ClassLabels,
     class_labels,
+    from_rows,
     require_label_per_position,
     rows_of,
     softmax_rows,
 )
-from poseidon.net.layers.loss import LossLayer
+from poseidon.net.layers.loss import LossLayer, zero_where
 from poseidon.net.registry import register
 
 FLT_MIN = torch.finfo(torch.float32).tiny
@@ -40,23 +41,29 @@ class SoftmaxWithLoss(LossLayer):
         return [*super().reshape(bottom_shapes), prediction][: max(self.num_tops, 1)]
 
     def forward(self, x: Tensor, label: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        rows = rows_of(x.detach(), self.spec.softmax_param.axis % x.dim())
+        axis = self.spec.softmax_param.axis % x.dim()
+        rows = rows_of(x.detach(), axis)
         labels = class_labels(self, label, rows, self.ignore_label)
         prob = softmax_rows(rows, torch.promote_types(x.dtype, torch.float32))
-        chosen = prob.gather(1, labels.index)
-        top = prob.view(x.shape) if self.num_tops > 1 else None
-        gradient = None
-        if self.wants_gradient(x):
-            gradient = _less_one_hot(prob if top is None else prob.clone(), chosen, labels).view(x.shape)
-        gains = chosen.clamp_(min=FLT_MIN).log_()
-        if labels.ignored is not None:
-            gains.masked_fill_(labels.ignored, 0)
-        divisor = self.divisor(rows.shape[0], labels.index.numel(), labels.ignored)
-        loss = self.finished(x, -gains.sum(), divisor, gradient)
+        top = from_rows(prob.clone(), x.shape, axis) if self.num_tops > 1 else None
+
+        def compute(wants_gradient: bool) -> tuple[Tensor, Tensor | None]:
+            total, gradient = _log_loss(prob, labels, wants_gradient)
+            return total, None if gradient is None else from_rows(gradient, x.shape, axis)
+
+        divisor = self.divisor(count_of(x.shape, 0, axis), label.numel(), labels.ignored)
+        loss = self.graded(x, divisor, compute)
         return loss if top is None else (loss, top)
 
 
-def _less_one_hot(prob: Tensor, chosen: Tensor, labels: ClassLabels) -> Tensor:
-    """Turns p into p − onehot(label), in place."""
-    prob.scatter_(1, labels.index, chosen - 1)
-    return prob if labels.ignored is None else prob.masked_fill_(labels.ignored, 0)
+def _log_loss(prob: Tensor, labels: ClassLabels, wants_gradient: bool) -> tuple[Tensor, Tensor | None]:
+    """− Σ log p_label, and p − onehot(label) in the memory of p."""
+    chosen = prob.gather(1, labels.index)
+    if wants_gradient:
+        prob.scatter_(1, labels.index, chosen - 1)
+    gains = chosen.clamp_(min=FLT_MIN).log_()
+    if labels.ignored is not None:
+        zero_where(labels.ignored, gains)
+        if wants_gradient:
+            zero_where(labels.ignored, prob)
+    return -gains.sum(), prob if wants_gradient else None
