@@ -24,7 +24,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from poseidon.net.net import Net
-    from poseidon.spec import caffe_pb2
+    from poseidon.spec import NetSource, caffe_pb2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,12 @@ class SolverStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class NetPlanned(Event):
-    """A net is about to be built. `test_index` None: the train net; `origin` says where it is written."""
+    """A net is about to be built, in a state. `test_index` None: the train net; `origin` says where it is written."""
 
     test_index: int | None
     origin: str
+    source: NetSource
+    state: caffe_pb2.NetState
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,15 @@ class NetChoice:
     phase: caffe_pb2.Phase
     extra_state: caffe_pb2.NetState = field(default_factory=caffe_pb2.NetState)
 
-    def build(self, seed: int, options: NetOptions) -> Net:
-        source = self.read()
+    def state(self, source: NetSource) -> caffe_pb2.NetState:
+        """The state to build the net in."""
         state = caffe_pb2.NetState(phase=self.phase)
         state.MergeFrom(source.net.state)
         state.MergeFrom(self.extra_state)
+        return state
+
+    def build(self, source: NetSource, seed: int, options: NetOptions) -> Net:
+        state = self.state(source)
         return Net(
             source,
             phase=state.phase,

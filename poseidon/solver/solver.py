@@ -276,9 +276,10 @@ class Solver:
         snapshot.clean(param.snapshot_prefix)
 
     def _build(self, choice: nets.NetChoice, test_index: int | None, options: nets.NetOptions) -> Net:
-        self.publish(events.NetPlanned(test_index, choice.origin))
+        source = choice.read()
+        self.publish(events.NetPlanned(test_index, choice.origin, source, choice.state(source)))
         seed = self.seed if test_index is None else nets.test_seed(self.seed, test_index)
-        net = choice.build(seed, options)
+        net = choice.build(source, seed, options)
         self.publish(events.NetBuilt(test_index, net))
         for path in nets.weights_named(self.param):
             net.load(path)
