@@ -1,0 +1,122 @@
+"""LmdbStore: the (key, value) pairs of an LMDB, in the order of its keys.
+
+A cursor walks: reaching record i from record j costs |i − j| steps of about 0.2 µs, or i from the beginning, whichever
+is less. Data are read in order, so this is as fast as the disk, and nothing is scanned when the database is opened
+(its number of records is stored in it).
+
+The file is opened read-only and without LMDB's lock file, so a folder on read-only media or of another user works;
+it must not be written to meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+
+import lmdb
+
+from poseidon.errors import DataError
+
+
+class _Environment:
+    """One open database file."""
+
+    def __init__(self, path: str) -> None:
+        try:
+            self.handle = lmdb.open(path, readonly=True, lock=False, readahead=True, subdir=os.path.isdir(path))
+            self.num_records = self.handle.stat()["entries"]
+            num_bytes = (self.handle.info()["last_pgno"] + 1) * self.handle.stat()["psize"]
+        except lmdb.Error as problem:
+            raise DataError(f"{path}: not a readable LMDB ({_reason(path, problem)})") from None
+        # Touching a page that a truncated file lacks would end the process with SIGBUS.
+        size = os.path.getsize(os.path.join(path, "data.mdb") if os.path.isdir(path) else path)
+        if size < num_bytes:
+            raise DataError(f"{path}: the LMDB is truncated; expected at least {num_bytes} bytes, got {size}")
+
+
+# LMDB must not be opened twice in one process (its file locks and maps would collide), but a train net and a test net,
+# or several workers on threads, may well read the same one. An entry lives as long as somebody reads.
+_OPEN: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
+_OPEN_LOCK = threading.Lock()
+
+
+def _environment(path: str) -> _Environment:
+    real_path = os.path.realpath(path)
+    with _OPEN_LOCK:
+        found = _OPEN.get(real_path)
+        if found is None:
+            found = _OPEN[real_path] = _Environment(path)
+        return found
+
+
+class LmdbStore:
+    """See the module's docstring. Every thread that reads has its own cursor."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        check_database_path(path, "LMDB", "data.mdb", other=("CURRENT", "LEVELDB"))
+        self._environment: _Environment | None = _environment(path)
+        self._num_records = self._environment.num_records
+        self._cursors = threading.local()
+
+    def __len__(self) -> int:
+        return self._num_records
+
+    def get(self, index: int) -> tuple[bytes, bytes]:
+        if not 0 <= index < self._num_records:
+            raise IndexError(f"record {index} of {self._num_records}")
+        walk = getattr(self._cursors, "walk", None)
+        if walk is None:
+            if self._environment is None:
+                raise DataError(f"{self.path}: read after it was closed")
+            walk = self._cursors.walk = _Walk(self._environment)
+        try:
+            return walk.to(index)
+        except lmdb.Error as problem:
+            raise DataError(f"{self.path}: record {index} cannot be read ({problem}); the LMDB is damaged") from None
+
+    def close(self) -> None:
+        self._cursors = threading.local()
+        self._environment = None
+
+
+class _Walk:
+    """A cursor that knows which record it stands on."""
+
+    def __init__(self, environment: _Environment) -> None:
+        self._environment = environment  # keeps the map alive as long as the cursor
+        self._cursor = environment.handle.begin().cursor()
+        self._index = environment.num_records  # past the end: the first step goes to an end
+
+    def to(self, index: int) -> tuple[bytes, bytes]:
+        cursor, last = self._cursor, self._environment.num_records - 1
+        steps = index - self._index
+        found = True
+        if index < abs(steps):
+            found, steps = cursor.first(), index
+        elif last - index < abs(steps):
+            found, steps = cursor.last(), index - last
+        step = cursor.next if steps > 0 else cursor.prev
+        for _ in range(abs(steps)):
+            found = found and step()
+        if not found:
+            self._index = last + 1
+            raise lmdb.CorruptedError("fewer records than the database promises")
+        self._index = index
+        return cursor.item()
+
+
+def check_database_path(path: str, kind: str, file_name: str, other: tuple[str, str]) -> None:
+    """A missing folder, or a database of the other kind, is told before its library says something obscure."""
+    if not os.path.exists(path):
+        raise DataError(f"{path}: no such {kind}; expected a folder that holds {file_name}")
+    if os.path.isdir(path) and not os.path.exists(os.path.join(path, file_name)):
+        other_file, other_kind = other
+        if os.path.exists(os.path.join(path, other_file)):
+            raise DataError(f"{path}: expected {kind}, got {other_kind}; set `backend: {other_kind}` in data_param")
+        raise DataError(f"{path}: not a {kind}; expected {file_name} in this folder")
+
+
+def _reason(path: str, problem: lmdb.Error) -> str:
+    return str(problem).removeprefix(f"{path}: ")

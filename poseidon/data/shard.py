@@ -1,0 +1,125 @@
+"""Which record each worker reads, and when: pure arithmetic, no files.
+
+All workers together read one endless sequence of samples, numbered 0, 1, 2, ... Sample s is record
+
+    epoch, index = divmod(s + skip, length)          record index, or permutation(epoch)[index] when shuffled
+
+so an epoch is every record exactly once, whatever the number of workers and however unevenly it divides: the next
+epoch simply begins where the last one ended, on whichever worker that falls. From sample `start` on, worker r of P
+takes
+
+    start + r, start + r + P, start + r + 2P, ...
+
+that is, a batch of B on each of P workers holds the same samples as one batch of B·P on a single worker. The position
+of a whole job is one number, the sample at which the next batch starts; it is the same on every worker, and means the
+same with another number of workers.
+
+Workers without a common file system each have a part of the data, `source_0`, `source_1`, ...: worker r cycles through
+its own part, and sample s is its record number s // P.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from poseidon.data.source import Record, RecordSource
+from poseidon.errors import DataError, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The samples of worker `rank` of `num_workers`."""
+
+    rank: int = 0
+    num_workers: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.num_workers:
+            raise UsageError(f"expected a rank from 0 to {self.num_workers - 1}, got {self.rank}")
+
+    def samples(self, start: int, count: int) -> range:
+        """The numbers of the next `count` samples, when all workers together stand at `start`."""
+        first = start + self.rank
+        return range(first, first + count * self.num_workers, self.num_workers)
+
+
+class Order:
+    """The order of the records of a source: round and round, each round shuffled anew if there is a key for it.
+
+    `shuffle_key` gives a 63-bit key for an epoch. The permutation is a function of it and of the length alone, so it is
+    the same on every worker and in every version of NumPy.
+    """
+
+    def __init__(self, length: int, skip: int = 0, shuffle_key: Callable[[int], int] | None = None) -> None:
+        assert length > 0
+        self.length = length
+        self.skip = skip
+        self._shuffle_key = shuffle_key
+        self._permutations: OrderedDict[int, np.ndarray] = OrderedDict()
+
+    def place(self, position: int) -> tuple[int, int]:
+        """(epoch, index within it)."""
+        return divmod(position + self.skip, self.length)
+
+    def record(self, position: int) -> int:
+        """The number of the record."""
+        epoch, index = self.place(position)
+        return index if self._shuffle_key is None else int(self._permutation(epoch)[index])
+
+    def _permutation(self, epoch: int) -> np.ndarray:
+        found = self._permutations.get(epoch)
+        if found is None:
+            assert self._shuffle_key is not None
+            key = self._shuffle_key(epoch)
+            # RandomState's stream is frozen for good; that of default_rng may change between NumPy versions.
+            found = np.random.RandomState([key & 0xFFFFFFFF, key >> 32]).permutation(self.length)
+            self._permutations[epoch] = found
+            # Batches are prepared a little ahead on several threads: two epochs are in use at their border.
+            if len(self._permutations) > 3:
+                self._permutations.pop(min(self._permutations), None)
+        return found
+
+
+class Stream:
+    """Sample number → record. `num_parts` > 1: the source is this worker's own part, one of so many."""
+
+    def __init__(self, source: RecordSource, order: Order, num_parts: int = 1) -> None:
+        self.source = source
+        self.order = order
+        self._num_parts = num_parts
+
+    def record(self, sample: int) -> Record:
+        return self.source.get(self.order.record(sample // self._num_parts))
+
+
+@dataclass(frozen=True, slots=True)
+class SourceChoice:
+    """What a worker opens, and whether that is a part of its own."""
+
+    path: str
+    is_part: bool
+
+
+def choose_source(source: str, shared: bool | None, share: Share) -> SourceChoice:
+    """The source of one worker.
+
+    `shared` is the net's shared_file_system: True, all read `source`; False, worker k reads `source_k`; None (not
+    said), `source` if it is there and else `source_k`. A worker that is alone reads everything: `source` if it is
+    there.
+    """
+    part = f"{source}_{share.rank}"
+    if shared or (os.path.exists(source) and (shared is None or share.num_workers == 1)):
+        return SourceChoice(source, is_part=False)
+    if os.path.exists(part):
+        return SourceChoice(part, is_part=True)
+    if shared is None:
+        raise DataError(f"{source}: no such file or folder, and no part of it for this worker ({part})")
+    raise DataError(
+        f"{part}: no such file or folder; with shared_file_system: false worker {share.rank} reads its own part. "
+        f"Deal the records into {source}_0 to {source}_{share.num_workers - 1}, or set shared_file_system: true"
+    )
