@@ -119,6 +119,14 @@ class Recurrent(Layer):
         """Forgets what the last forward pass left; the next one begins from zero."""
         self._states: list[Tensor] = []
 
+    def carried(self) -> list[Tensor]:
+        """For a snapshot: the states the next forward pass begins from; none if it begins from zero."""
+        return list(self._states)
+
+    def carry(self, states: list[Tensor]) -> None:
+        """Begins the next forward pass from these."""
+        self._states = list(states)
+
     def forward(self, x: Tensor, cont: Tensor, *rest: Tensor) -> Tensor | tuple[Tensor, ...]:
         static = rest[0].flatten(1) if self.has_static else None
         if self.exposes_states:
