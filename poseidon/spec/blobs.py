@@ -59,13 +59,7 @@ def blob_to_array(blob: BlobProto, what: str = "blob", diff: bool = False) -> Fl
         raise SpecError(
             f"{what}: found {count} values, expected {expected} for shape {_shown(shape)}; the file is damaged"
         )
-    field = BlobProto.DESCRIPTOR.fields_by_name[name]
-    wire = blob.SerializeToString()
-    dtype = np.dtype("<f8" if name == double else "<f4")
-    array = np.empty(expected, dtype.newbyteorder("="))
-    for part in wire_fields(wire, 0, len(wire)):
-        if part.number == field.number and part.wire_type == BYTES:
-            array[:] = np.frombuffer(wire, dtype, expected, part.start)
+    array = _unpacked(blob, name, count)
     try:
         return array.reshape(shape)
     except ValueError as error:  # no values, but extents whose product has no 64-bit number
@@ -125,6 +119,20 @@ def _packed(values: npt.NDArray[np.generic], name: str) -> bytes:
         )
     tag = BlobProto.DESCRIPTOR.fields_by_name[name].number << 3 | BYTES
     return encode_varint(tag) + encode_varint(len(payload)) + payload
+
+
+def _unpacked(blob: BlobProto, name: str, count: int) -> FloatArray:
+    """The values of a packed field, in an array of their own."""
+    dtype = np.dtype("<f8" if name.startswith("double_") else "<f4")
+    array = np.empty(count, dtype.newbyteorder("="))
+    number = BlobProto.DESCRIPTOR.fields_by_name[name].number
+    wire = blob.SerializeToString()
+    for field in wire_fields(wire, 0, len(wire)):
+        # The size tells it from a namesake among the unknown fields that a strange file may carry.
+        if (field.number, field.wire_type, field.end - field.start) == (number, BYTES, array.nbytes):
+            array[:] = np.frombuffer(wire, dtype, count, field.start)
+            break
+    return array
 
 
 def _shown(shape: tuple[int, ...]) -> str:

@@ -28,7 +28,9 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int, advice: str) -> byt
             # A pipe has no size; asking for more than a file holds would reserve the memory for it.
             data = file.read(status.st_size if stat.S_ISREG(status.st_mode) else max_bytes + 1)
     except FileNotFoundError:
-        raise SpecError(f"{name}: no such file; check the path (relative paths start at {os.getcwd()})") from None
+        raise SpecError(
+            f"{name}: no such file; check the path (a relative one starts where the command runs)"
+        ) from None
     except (OSError, ValueError) as error:
         raise SpecError(f"{name}: cannot be read: {error}") from None
     if len(data) > max_bytes:
@@ -51,8 +53,8 @@ def write_atomically(data: bytes, path: str | os.PathLike[str]) -> None:
     target = Path(os.path.realpath(path))
     temporary = target.parent / f".{secrets.token_hex(8)}.tmp"
     try:
-        if target.is_char_device() or target.is_fifo():
-            target.write_bytes(data)  # nothing to keep whole, and /dev/null must stay what it is
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            target.write_bytes(data)  # a pipe or device has nothing to keep whole, and /dev/null must stay what it is
             return
         with open(temporary, "xb") as file:
             file.write(data)

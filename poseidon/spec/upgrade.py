@@ -80,28 +80,23 @@ def upgrade_solver(solver: SolverParameter, place: str = "solver") -> bool:
 
 def _upgrade_inputs(net: NetParameter, place: Place) -> int:
     """Turn `input` fields into one Input layer at the front. Returns how many layers that added."""
-    count, shapes = len(net.input), list(net.input_shape)
-    if not shapes and net.input_dim:
-        if len(net.input_dim) < _AXES_OF_INPUT_DIM * count:
-            raise SpecError(
-                f"{place(INPUT_ORIGIN)}: input_dim has {len(net.input_dim)} values for {count} inputs, expected "
-                f"{_AXES_OF_INPUT_DIM} for each; give one input_shape per input instead"
-            )
-    elif shapes and len(shapes) < count:
-        raise SpecError(
-            f"{place(INPUT_ORIGIN)}: found {len(shapes)} input_shape for {count} inputs, expected one for each"
-        )
+    count, axes = len(net.input), _AXES_OF_INPUT_DIM
+    name = "input_shape" if net.input_shape else "input_dim"
+    found, expected = len(getattr(net, name)), count * (1 if net.input_shape else axes)
     # Weight files of old name their inputs without extents; there the fields are just dropped.
-    added = bool(shapes or net.input_dim)
+    added = found > 0
     if added:
+        if found < expected:
+            raise SpecError(f"{place(INPUT_ORIGIN)}: found {found} {name}, expected {expected} for {count} inputs")
+        shapes = [shape.dim for shape in net.input_shape] or [
+            net.input_dim[axes * i : axes * (i + 1)] for i in range(count)
+        ]
         layer = LayerParameter(name="input", type="Input", top=net.input)
-        for index in range(count):
-            first = _AXES_OF_INPUT_DIM * index
-            dims = shapes[index].dim if shapes else net.input_dim[first : first + _AXES_OF_INPUT_DIM]
-            layer.input_param.shape.add(dim=dims)
+        for shape in shapes[:count]:
+            layer.input_param.shape.add(dim=shape)
         net.layer.insert(0, layer)
-    for name in ("input", "input_dim", "input_shape"):
-        net.ClearField(name)
+    for field in ("input", "input_dim", "input_shape"):
+        net.ClearField(field)
     return int(added)
 
 

@@ -120,6 +120,12 @@ def test_a_scalar() -> None:
     assert blob_to_array(BlobProto(data=[2.5])) == 2.5
 
 
+def test_a_namesake_among_unknown_fields_is_not_read() -> None:
+    group = b"\xa3\x01" + b"\x2a\x02zz" + b"\xa4\x01"  # an unknown group with a field 5 in it
+    blob = BlobProto.FromString(group + b"\x2a\x04\x00\x00\x80\x3f" + group)
+    assert blob_to_array(blob) == 1.0
+
+
 def test_double_data_wins() -> None:
     blob = parse("shape { dim: 1 } data: 1 double_data: 0.1", BlobProto())
     assert blob_to_array(blob)[0] == 0.1

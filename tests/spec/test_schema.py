@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,22 @@ def test_our_additions_stay_clear_of_stock_numbers(message: str, field: str) -> 
     assert (type_name(ours), ours.default_value) == ("bool", "false")
     assert ours.number not in {number for number, *_ in FACTS["messages"][message]["fields"]}
     assert ours.number >= 1000
+
+
+def test_the_generated_module_is_that_of_the_proto_file() -> None:
+    text = (Path(caffe_pb2.__file__).parent / "caffe.proto").read_text()
+    written = {}
+    for name, body in re.findall(r"^message (\w+) \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE):
+        fields = re.findall(r"^  (optional|required|repeated) (\w+) (\w+) = (\d+)", body, re.MULTILINE)
+        written[name] = {(label, kind, field, int(number)) for label, kind, field, number in fields}
+    generated = {
+        name: {
+            (Field.Label.Name(field.label).removeprefix("LABEL_").lower(), type_name(field), field.name, field.number)
+            for field in message.field
+        }
+        for name, message in GENERATED.items()
+    }
+    assert written == generated
 
 
 def test_no_message_contains_itself() -> None:

@@ -420,8 +420,11 @@ def test_inputs_without_extents_are_dropped() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("\ninput: 'a' input_dim: [1, 2, 3]", "n:2: input_dim has 3 values for 1 inputs, expected 4 for each"),
-        ("input: 'a'\ninput: 'b' input_shape { }", "n:1: found 1 input_shape for 2 inputs, expected one for each"),
+        ("\ninput: 'a' input_dim: [1, 2, 3]", "n:2: found 3 input_dim, expected 4 for 1 inputs"),
+        (
+            "input: 'a'\ninput: 'b' input_shape { }",
+            "n:1: found 1 input_shape, expected 2 for 2 inputs",
+        ),
     ],
 )
 def test_inputs_with_too_few_extents(text: str, message: str) -> None:
