@@ -133,8 +133,9 @@ class Hdf5Rows:
         """This round's order of files or rows; None: as they come."""
         if self._seed is None:
             return None
-        key = [self._seed, self._round, *of_what.encode()]
-        return np.random.default_rng(key).permutation(count)
+        key = [self._seed & 0xFFFFFFFF, self._seed >> 32, self._round, *of_what.encode()]
+        # RandomState's stream is frozen for good; that of default_rng may change between NumPy versions.
+        return np.random.RandomState(key).permutation(count)
 
     def _load(self, file: ListedFile) -> list[np.ndarray]:
         with _opened(file) as opened:
