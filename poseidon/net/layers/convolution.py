@@ -130,10 +130,13 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, gro
     num_axes = len(window.kernel)
     if num_axes == 0:
         return convolve(x[..., None], weight[..., None], bias, Window((1,), (1,), (0,), (1,)), group)[..., 0]
-    if num_axes in _CONVOLUTIONS:
-        run = _CONVOLUTIONS[num_axes]
-        return run(channels_last(x), weight, bias, window.stride, window.pad, window.dilation, group)
-    return _convolve_first_axis(x, weight, bias, window, group)
+    if num_axes not in _CONVOLUTIONS:
+        return _convolve_first_axis(x, weight, bias, window, group)
+    x = channels_last(x)
+    if x.is_cpu and num_axes == 2 and group == 1 and window.is_pointwise:
+        # Over channels-last memory a matrix product, which oneDNN's convolution at best equals.
+        return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
+    return _CONVOLUTIONS[num_axes](x, weight, bias, window.stride, window.pad, window.dilation, group)
 
 
 def _convolve_first_axis(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, group: int) -> Tensor:

@@ -17,5 +17,5 @@ def channels_last(x: Tensor) -> Tensor:
         return x
     if x.shape[1] == 1 and x.is_contiguous():
         # With one channel both orders are the same memory, and torch tells them apart by the strides alone.
-        return x.permute(0, 2, 3, 1).view(x.shape[0], x.shape[2], x.shape[3], 1).permute(0, 3, 1, 2)
+        return x.view(x.shape[0], x.shape[2], x.shape[3], 1).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)

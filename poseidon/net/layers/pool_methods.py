@@ -64,8 +64,10 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
         (indices,) = ctx.saved_tensors
         shape, stride = ctx.bottom
-        like_bottom = torch.empty_strided(shape, stride, dtype=grad.dtype, device=grad.device)  # never read or written
-        return torch.ops.aten.max_pool2d_with_indices_backward(grad, like_bottom, *ctx.options, indices), None
+        bottom = torch.empty_strided(shape, stride, dtype=grad.dtype, device=grad.device)  # never read or written
+        if bottom.is_contiguous(memory_format=torch.channels_last):
+            grad = grad.contiguous(memory_format=torch.channels_last)  # or torch turns the larger result around, twice
+        return torch.ops.aten.max_pool2d_with_indices_backward(grad, bottom, *ctx.options, indices), None
 
 
 def average_pool(x: Tensor, window: PoolWindow) -> Tensor:

@@ -29,6 +29,11 @@ class Window:
     def extent(self) -> Shape:
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
 
+    @property
+    def is_pointwise(self) -> bool:
+        """True if every output sees the input at its own place only."""
+        return set(self.kernel) == {1} and set(self.stride) == {1} and set(self.pad) == {0}
+
     def outputs(self, sizes: Sequence[int]) -> Shape:
         return tuple(
             int((size + 2 * p - e) / s) + 1
