@@ -15,18 +15,8 @@ from poseidon.errors import UsageError
 from poseidon.spec import nearest
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A verb: how its flags are declared, and what runs."""
-
-    name: str
-    summary: str
-    declare: Callable[[Flags], None]
-    run: Callable[[argparse.Namespace], int | None]
-
-
 class Flags(argparse.ArgumentParser):
-    """An argument parser that accepts gflags spelling and raises instead of exiting."""
+    """An argument parser that accepts gflags' spelling and raises instead of exiting."""
 
     def __init__(self, program: str, summary: str) -> None:
         super().__init__(prog=program, description=summary, allow_abbrev=False)
@@ -35,7 +25,7 @@ class Flags(argparse.ArgumentParser):
     def flag(self, name: str, **options: Any) -> None:
         """Declares a flag under all its spellings; `name` is written with dashes."""
         spellings = dict.fromkeys(
-            prefix + spelled for spelled in (name, name.replace("-", "_")) for prefix in ("--", "-")
+            prefix + spelled for prefix in ("--", "-") for spelled in (name, name.replace("-", "_"))
         )
         self.add_argument(*spellings, dest=name.replace("-", "_"), **options)
 
@@ -46,6 +36,33 @@ class Flags(argparse.ArgumentParser):
         found, unknown = self.parse_known_args(list(words))
         if unknown:
             known = [spelling for action in self._actions for spelling in action.option_strings]
-            hint = nearest(unknown[0].split("=")[0], known)
+            hint = nearest(unknown[0].partition("=")[0], known)
             raise UsageError(f"unknown argument {unknown[0]!r}{hint}; `{self.prog} --help` lists the flags")
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A verb: how its flags are declared, and what runs."""
+
+    declare: Callable[[Flags], None]
+    run: Callable[[argparse.Namespace], int | None]
+
+
+def net_flags(flags: Flags) -> None:
+    """What every verb that builds a net takes."""
+    flags.flag("gpu", default="", metavar="IDS", help="a GPU's number, or `all`; without it the CPU computes")
+    flags.flag("level", type=int, default=0, help="the net's level, for include and exclude rules")
+    flags.flag("stage", default="", metavar="NAMES", help="the net's stages, separated by commas")
+
+
+def listed(text: str) -> list[str]:
+    """The entries of a comma list."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def require(value: str | None, flag: str, what: str) -> str:
+    """The value of a flag that must be given."""
+    if not value:
+        raise UsageError(f"--{flag} is missing: give {what}")
+    return value

@@ -54,15 +54,19 @@ class Stepwise:
         last = len(self.nodes) - 1 if end is None else end
         loss = 0.0
         for index in range(start, last + 1):
-            self._forward_one(index)
-            loss += self._loss_of(self.nodes[index])
+            loss += self.forward_layer(index)
         self.net.draws.clock += 1
         return loss
 
-    def _forward_one(self, index: int) -> None:
+    def forward_layer(self, index: int) -> float:
+        """Runs one layer, as part of a pass whose random draws share a clock, and returns the loss it adds."""
         node = self.nodes[index]
-        if node.layer.type_name == "Input":
-            return
+        if node.layer.type_name != "Input":
+            self._run_layer(index)
+        return self._loss_of(node)
+
+    def _run_layer(self, index: int) -> None:
+        node = self.nodes[index]
         self._fit(node)
         bottoms = [self._leaf(node, i) for i in range(len(node.bottoms))]
         overwrites, node.layer.in_place = node.layer.in_place, False
@@ -112,11 +116,13 @@ class Stepwise:
         """Runs the layers start … end (inclusive, start after end) backwards from the diffs of their tops."""
         first = len(self.nodes) - 1 if start is None else start
         for index in range(first, end - 1, -1):
-            if self.nodes[index].needs_backward and self.nodes[index].layer.type_name != "Input":
-                self._backward_one(index)
+            self.backward_layer(index)
 
-    def _backward_one(self, index: int) -> None:
+    def backward_layer(self, index: int) -> None:
+        """Runs one layer backwards, if the net needs that."""
         node, call = self.nodes[index], self._calls[index]
+        if not node.needs_backward or node.layer.type_name == "Input":
+            return
         if call is None:
             raise NetError(f"backward through layer {node.layer.name!r} needs a forward pass through it first")
         outputs = [top for top in call.tops if top.requires_grad]

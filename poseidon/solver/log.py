@@ -94,14 +94,17 @@ def _iteration_shown(event: events.IterationShown) -> list[LogLine]:
 
 
 def _output_lines(place: str, kind: str, outputs: Iterable[events.OutputValue]) -> list[LogLine]:
-    lines = []
-    for index, output in enumerate(outputs):
-        text = f"    {kind} net output #{index}: {output.blob} = {number(output.value)}"
-        if output.loss_weight:
-            weighted = output.loss_weight * output.value
-            text += f" (* {number(output.loss_weight)} = {number(weighted)} loss)"
-        lines.append(LogLine(place, text))
-    return lines
+    return [
+        LogLine(place, f"    {kind} net output #{index}: {output_text(output)}") for index, output in enumerate(outputs)
+    ]
+
+
+def output_text(output: events.OutputValue) -> str:
+    """`name = value`, and for a loss what it weighs."""
+    text = f"{output.blob} = {number(output.value)}"
+    if not output.loss_weight:
+        return text
+    return f"{text} (* {number(output.loss_weight)} = {number(output.loss_weight * output.value)} loss)"
 
 
 def _gradients_clipped(event: events.GradientsClipped) -> list[LogLine]:

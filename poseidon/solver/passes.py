@@ -70,15 +70,14 @@ class StepwisePass:
         return PassResult(torch.tensor(loss, dtype=net.dtype, device=net.device), outputs)
 
     def _forward_seen(self, listener: Listener) -> float:
-        draws, loss = self.stepwise.net.draws, 0.0
-        clock = draws.clock
+        loss = 0.0
         for index, node in enumerate(self.stepwise.nodes):
-            draws.clock = clock  # a forward of one layer counts as a pass; all of them together are one
-            loss += self.stepwise.forward(index, index)
+            loss += self.stepwise.forward_layer(index)
             for name in node.tops:
                 self._see(listener, node, "top", name, self.stepwise.blobs[name].data)
             for i in range(node.layer.num_params):
                 self._see(listener, node, "param", _param_name(node, i), node.layer.param_owner(i))
+        self.stepwise.net.draws.clock += 1
         return loss
 
     def _backward_seen(self, listener: Listener) -> None:
@@ -86,7 +85,7 @@ class StepwisePass:
             node = self.stepwise.nodes[index]
             if not node.needs_backward:
                 continue
-            self.stepwise.backward(index, index)
+            self.stepwise.backward_layer(index)
             for name, needed in zip(node.bottoms, node.bottom_needs_grad, strict=True):
                 if needed:
                     self._see(listener, node, "bottom", name, self.stepwise.blobs[name].diff, backward=True)

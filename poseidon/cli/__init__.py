@@ -1,0 +1,109 @@
+"""The `poseidon` and `caffe` commands.
+
+Each verb is a module of this package with a `COMMAND`; a verb's module is imported only when it runs, so that help and
+mistakes answer at once. Errors a user can mend are one line and exit code 1; `--debug` shows the traceback.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from poseidon import __version__
+from poseidon.cli.command import Command, Flags
+from poseidon.errors import PoseidonError, UsageError
+from poseidon.spec import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program of several verbs: `modules` maps each verb to (module, one-line summary)."""
+
+    name: str
+    about: str
+    modules: dict[str, tuple[str, str]]
+
+
+CAFFE_VERBS = {
+    "train": ("train", "train or fine-tune a net, or go on from a snapshot"),
+    "test": ("test", "score a net"),
+    "time": ("time", "time a net layer by layer"),
+    "device_query": ("device_query", "show what is known about the GPUs"),
+}
+POSEIDON = Program(
+    "poseidon",
+    "Train Caffe and PyTorch networks on the machines people really have.",
+    {
+        **{verb.replace("_", "-"): entry for verb, entry in CAFFE_VERBS.items()},
+        "data": ("data", "make a data set's LMDBs: mnist, fashion-mnist, cifar10, digits"),
+    },
+)
+CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The `poseidon` command."""
+    return run(POSEIDON, sys.argv[1:] if words is None else words)
+
+
+def caffe_main(words: Sequence[str] | None = None) -> int:
+    """The `caffe` command: the same verbs, always with Caffe's log lines."""
+    return run(CAFFE, sys.argv[1:] if words is None else words)
+
+
+def run(program: Program, words: Sequence[str]) -> int:
+    """Runs one command line; returns its exit code."""
+    debug = any(word in ("--debug", "-debug") for word in words)
+    try:
+        return _dispatch(program, list(words))
+    except PoseidonError as problem:
+        if debug:
+            raise
+        print(f"{program.name}: error: {problem}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"{program.name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _dispatch(program: Program, words: list[str]) -> int:
+    if not words or words[0] in ("help", "--help", "-help", "-h"):
+        print(_overview(program))
+        return 0
+    if words[0] in ("--version", "-version"):
+        print(f"{program.name} {__version__}")
+        return 0
+    verb, rest = _verb_first(program, words)
+    name, summary = program.modules[verb]
+    command: Command = importlib.import_module(f"poseidon.cli.{name}").COMMAND
+    flags = Flags(f"{program.name} {verb}", summary)
+    command.declare(flags)
+    found = flags.parse(rest)
+    found.program = program.name
+    return command.run(found) or 0
+
+
+def _verb_first(program: Program, words: list[str]) -> tuple[str, list[str]]:
+    """The verb and its flags; like gflags, flags may also stand before the verb."""
+    spelled = {verb.replace("-", "_"): verb for verb in program.modules}
+    for position, word in enumerate(words):
+        verb = spelled.get(word.replace("-", "_"))
+        if verb is not None and (position == 0 or words[0].startswith("-")):
+            return verb, words[:position] + words[position + 1 :]
+    hint = nearest(words[0], program.modules)
+    raise UsageError(f"unknown command {words[0]!r}{hint}; commands: {', '.join(program.modules)}")
+
+
+def _overview(program: Program) -> str:
+    width = max(map(len, program.modules))
+    verbs = "\n".join(f"  {verb:{width}}  {summary}" for verb, (_, summary) in program.modules.items())
+    return (
+        f"usage: {program.name} COMMAND [flags]\n\n{program.about}\n\ncommands:\n{verbs}\n\n"
+        f"`{program.name} COMMAND --help` lists the flags of a command."
+    )

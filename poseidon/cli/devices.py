@@ -1,0 +1,43 @@
+"""Which device computes: `--gpu`, and a solver's own solver_mode."""
+
+from __future__ import annotations
+
+import torch
+
+from poseidon.cli.command import listed
+from poseidon.errors import UsageError
+from poseidon.spec import caffe_pb2
+
+
+def gpu_ids(text: str) -> list[int]:
+    """The GPUs a `--gpu` flag names: `all`, or numbers separated by commas."""
+    num_gpus = torch.cuda.device_count()
+    if text == "all":
+        if not num_gpus:
+            raise UsageError("--gpu=all: this machine has no GPU that PyTorch can use; leave --gpu out for the CPU")
+        return list(range(num_gpus))
+    ids = []
+    for word in listed(text):
+        if not word.isdecimal():
+            raise UsageError(f"--gpu takes `all` or numbers separated by commas, got {text!r}")
+        if int(word) >= num_gpus:
+            raise UsageError(f"--gpu={text}: there is no GPU {word}; PyTorch sees {num_gpus} here")
+        ids.append(int(word))
+    return ids
+
+
+def device_for(gpu: str) -> torch.device:
+    """The one device a command computes on."""
+    ids = gpu_ids(gpu)
+    if len(ids) > 1:
+        raise UsageError(f"--gpu={gpu}: one process computes on one device, got {len(ids)}; name one of them")
+    return torch.device("cuda", ids[0]) if ids else torch.device("cpu")
+
+
+def solver_device(param: caffe_pb2.SolverParameter, gpu: str) -> torch.device:
+    """The flag wins; then the solver's mode. Caffe's mode is GPU unless said otherwise: taken where there is one."""
+    if gpu:
+        return device_for(gpu)
+    if param.solver_mode == caffe_pb2.SolverParameter.GPU and torch.cuda.is_available():
+        return device_for(str(param.device_id))
+    return torch.device("cpu")

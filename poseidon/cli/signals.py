@@ -1,0 +1,50 @@
+"""Signals as requests to a running solver: Ctrl-C and hang-up stop it, ask for a snapshot, or do nothing."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from poseidon.solver import Action
+
+EFFECTS = {"stop": Action.STOP, "snapshot": Action.SNAPSHOT, "none": Action.NONE}
+
+
+class SignalRequests:
+    """Remembers what the signals since the last look ask for; a stop outranks a snapshot."""
+
+    def __init__(self) -> None:
+        self._snapshot = False
+        self._stop = False
+
+    def request(self, action: Action) -> None:
+        self._snapshot = self._snapshot or action is Action.SNAPSHOT
+        self._stop = self._stop or action is Action.STOP
+
+    def __call__(self) -> Action:
+        if self._stop:
+            self._stop = False
+            return Action.STOP
+        if self._snapshot:
+            self._snapshot = False
+            return Action.SNAPSHOT
+        return Action.NONE
+
+
+@contextmanager
+def signal_requests(sigint_effect: str, sighup_effect: str) -> Iterator[SignalRequests]:
+    """While inside, signals become requests; afterwards they do what they did before."""
+    requests = SignalRequests()
+    effects = {signal.SIGINT: EFFECTS[sigint_effect], signal.SIGHUP: EFFECTS[sighup_effect]}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        requests.request(effects[signal.Signals(number)])
+
+    before = {number: signal.signal(number, handle) for number in effects}
+    try:
+        yield requests
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
