@@ -177,8 +177,8 @@ def resident_mb(field: str) -> float:
 def peak_memory(label: str, name: str) -> float:
     """Peak of one contender in MB, from a process of its own."""
     command = [sys.executable, "-m", "bench.net", "--peak", f"{label}:{name}"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).resolve().parent.parent)
-    return float(run.stdout)
+    folder = Path(__file__).resolve().parent.parent
+    return float(subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder).stdout)
 
 
 def print_peak(which: str) -> None:
@@ -206,7 +206,8 @@ def main() -> int:
         return 0
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} thread(s), medians of {options.repeats} turns")
-    print(f"{'net':14}{'batch':>6}{'ours':>10}{'PyTorch':>10}{'ratio':>8}{'limit':>8}{'memory':>9}{'limit':>7}  loss differs by")
+    heads = f"{'net':14}{'batch':>6}{'ours':>10}{'PyTorch':>10}{'ratio':>8}{'limit':>8}{'memory':>9}{'limit':>7}"
+    print(f"{heads}  loss differs by")
     results = []
     for name in options.nets.split(","):
         result = measure(name, options.repeats)

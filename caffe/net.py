@@ -9,6 +9,8 @@ import numpy as np
 import torch
 
 from caffe.blob import Blob, ParamBlob
+from poseidon.errors import UsageError
+from poseidon.net.layers.memory_data import MemoryData
 from poseidon.net.net import Net as PoseidonNet
 from poseidon.net.stepwise import Stepwise
 
@@ -83,5 +85,7 @@ class Net:
 
     def set_input_arrays(self, data: np.ndarray, labels: np.ndarray) -> None:
         """Gives the net's MemoryData layer what to serve next."""
-        layer = next(layer for layer in self._net.layers.values() if layer.type_name == "MemoryData")
+        layer = next((layer for layer in self._net.layers.values() if isinstance(layer, MemoryData)), None)
+        if layer is None:
+            raise UsageError("set_input_arrays needs a net with a MemoryData layer, got one without")
         layer.reset(torch.from_numpy(data), torch.from_numpy(labels))

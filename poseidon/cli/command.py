@@ -1,7 +1,7 @@
 """Command: one verb of the `poseidon` and `caffe` programs, and the way its flags are spelled.
 
-Flags follow gflags, as Caffe's do: `--solver=x`, `--solver x`, `-solver=x` and `-solver x` are the same, and `_` and `-`
-in a flag's name are the same. A wrong flag or value is one line on standard error and exit code 1.
+Flags follow gflags, as Caffe's do: `--solver=x`, `--solver x`, `-solver=x` and `-solver x` are the same, and so are `_`
+and `-` in a flag's name. A wrong flag or value is one line on standard error and exit code 1.
 """
 
 from __future__ import annotations

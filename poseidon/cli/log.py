@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 
 from poseidon.solver.log import LogWriter
 from poseidon.solver.log_line import LogLine
@@ -16,10 +17,10 @@ class CommandLog(LogWriter):
 
     def __init__(self) -> None:
         super().__init__(sys.stderr)
-        level = os.environ.get("GLOG_minloglevel", "0")
+        level = os.environ.get("GLOG_minloglevel", "0")  # noqa: SIM112  (glog spells it so)
         self._least = int(level) if level.isdecimal() else 0
 
-    def write(self, lines) -> None:
+    def write(self, lines: Iterable[LogLine]) -> None:
         super().write(line for line in lines if _SEVERITIES.index(line.severity) >= self._least)
 
     def say(self, place: str, text: str, severity: str = "I") -> None:

@@ -1,4 +1,4 @@
-"""A training run on a terminal: one live line with rate, time left, loss and lr; tests and snapshots scroll above it."""
+"""A training run on a terminal: a live line with rate, time left, loss and lr; tests and snapshots scroll above it."""
 
 from __future__ import annotations
 

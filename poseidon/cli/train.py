@@ -49,7 +49,10 @@ def _apply_flags(param: caffe_pb2.SolverParameter, found: argparse.Namespace) ->
 
 
 def _train(
-    param: caffe_pb2.SolverParameter, found: argparse.Namespace, options: NetOptions, teller: CommandLog | ProgressDisplay
+    param: caffe_pb2.SolverParameter,
+    found: argparse.Namespace,
+    options: NetOptions,
+    teller: CommandLog | ProgressDisplay,
 ) -> None:
     with signal_requests(found.sigint_effect, found.sighup_effect) as requests:
         solver = Solver(param, options=options, listeners=[teller])

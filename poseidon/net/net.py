@@ -239,12 +239,13 @@ class Net(nn.Module):
         return value
 
 
-def phase_of(phase: str | int) -> int:
+def phase_of(phase: str | int) -> caffe_pb2.Phase:
     """TRAIN or TEST by name or by number."""
     if isinstance(phase, str) and phase.upper() in PHASES:
         return PHASES[phase.upper()]
-    if isinstance(phase, int) and phase in PHASES.values():
-        return phase
+    for known in PHASES.values():
+        if phase == known:
+            return known
     raise UsageError(f"phase must be TRAIN or TEST, got {phase!r}")
 
 
