@@ -33,7 +33,7 @@ def max_pool(x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
     if window.suits_torch(x.shape[2:]):
         return _MaxPool.apply(x, window)
     padded = F.pad(x, window.margins(x.shape[2:]), value=LOWEST)
-    return _MaxPool.apply(padded, PoolWindow(window.kernel, window.stride, (0, 0), rounds_up=False))
+    return _MaxPool.apply(padded, window.unpadded())
 
 
 def max_mask(indices: Tensor, window: PoolWindow, sizes: torch.Size, dtype: torch.dtype) -> Tensor:
@@ -48,26 +48,47 @@ def max_mask(indices: Tensor, window: PoolWindow, sizes: torch.Size, dtype: torc
 
 
 class _MaxPool(torch.autograd.Function):
-    """torch's max pooling, which keeps its whole bottom for the backward pass, of which only the shape is needed."""
+    """torch's max pooling, which would keep its whole bottom for the backward pass, where only the shape is needed."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
         ctx.options = (window.kernel, window.stride, window.pad, (1, 1), window.rounds_up)
+        ctx.bottom = x.shape, x.stride()
         y, indices = torch.ops.aten.max_pool2d_with_indices(x, *ctx.options)
         ctx.save_for_backward(indices)
         ctx.mark_non_differentiable(indices)
-        ctx.bottom = x.shape, x.stride()
         return y, indices
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
         (indices,) = ctx.saved_tensors
-        shape, stride = ctx.bottom
-        bottom = torch.empty_strided(shape, stride, dtype=grad.dtype, device=grad.device)  # never read or written
-        if bottom.is_contiguous(memory_format=torch.channels_last):
-            grad = grad.contiguous(memory_format=torch.channels_last)  # or torch turns the larger result around, twice
+        grad, bottom = _matched(grad, *ctx.bottom)
         return torch.ops.aten.max_pool2d_with_indices_backward(grad, bottom, *ctx.options, indices), None
+
+
+class _AveragePool(torch.autograd.Function):
+    """The same for averages; `divisor` None: the window's area, with padding counted."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, window: PoolWindow, divisor: int | None) -> Tensor:
+        ctx.options = (window.kernel, window.stride, window.pad, window.rounds_up, True, divisor)
+        ctx.bottom = x.shape, x.stride()
+        return torch.ops.aten.avg_pool2d(x, *ctx.options)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        grad, bottom = _matched(grad, *ctx.bottom)
+        return torch.ops.aten.avg_pool2d_backward(grad, bottom, *ctx.options), None, None
+
+
+def _matched(grad: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The top's gradient in the bottom's memory order, and a stand-in for the bottom, never read nor written."""
+    bottom = torch.empty_strided(shape, stride, dtype=grad.dtype, device=grad.device)
+    if bottom.is_contiguous(memory_format=torch.channels_last):
+        grad = grad.contiguous(memory_format=torch.channels_last)  # or torch turns the larger result around, twice
+    return grad, bottom
 
 
 def average_pool(x: Tensor, window: PoolWindow) -> Tensor:
@@ -76,8 +97,8 @@ def average_pool(x: Tensor, window: PoolWindow) -> Tensor:
         return x.mean((2, 3), keepdim=True)
     x = _arranged(x)
     if window.suits_torch(sizes):
-        return F.avg_pool2d(x, window.kernel, window.stride, window.pad, ceil_mode=window.rounds_up)
-    sums = F.avg_pool2d(F.pad(x, window.margins(sizes)), window.kernel, window.stride, divisor_override=1)
+        return _AveragePool.apply(x, window, None)
+    sums = _AveragePool.apply(F.pad(x, window.margins(sizes)), window.unpadded(), 1)
     heights, widths = (x.new_tensor(window.divisors(axis, size)) for axis, size in enumerate(sizes))
     return sums / (heights[:, None] * widths)
 

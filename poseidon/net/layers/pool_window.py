@@ -53,6 +53,10 @@ class PoolWindow:
             margins.append((pad, max((count - 1) * stride + kernel - pad - size, 0)))
         return [n for margin in reversed(margins) for n in margin]
 
+    def unpadded(self) -> PoolWindow:
+        """The same windows over a bottom that has the margins already."""
+        return PoolWindow(self.kernel, self.stride, (0, 0), rounds_up=False)
+
     def divisors(self, axis: int, size: int) -> list[int]:
         """Per window along one axis, the length an average divides by: padding counts, what lies beyond it does not.
 
