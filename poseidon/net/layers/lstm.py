@@ -95,11 +95,29 @@ class _Steps(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_hidden: Tensor, _d_cells: Tensor) -> tuple[Tensor | None, ...]:
         weight, cont, h, c, gates, hidden, cells, squashed = ctx.saved_tensors
+        size = h.shape[1]
         keep = cont.unsqueeze(2)
         h_before = torch.cat([h.unsqueeze(0), hidden[:-1]]).mul_(keep)
         c_before = torch.cat([c.unsqueeze(0), cells[:-1]]).mul_(keep)
-        slopes = _gate_slopes(gates, c_before, squashed)
-        d_gates = _gate_gradients(ctx.breaks, weight, keep, gates, squashed, slopes, d_hidden)
+        _, f, o, _ = gates.split(size, 2)
+        d_cell_by_hidden = torch.addcmul(o, o, squashed.square(), value=-1)
+        slopes, d_gates = _gate_slopes(gates, c_before, squashed), torch.empty_like(gates)
+        views = [keep, f, d_cell_by_hidden, d_hidden, d_gates]
+        for tensor in (slopes.unflatten(2, (4, size)), d_gates.unflatten(2, (4, size))):
+            views += [tensor[:, :, :2], tensor[:, :, 2], tensor[:, :, 3]]
+        steps = list(zip(ctx.breaks, *(view.unbind() for view in views), strict=True))
+        d_h, d_c = torch.zeros_like(h), torch.zeros_like(c)
+        for broken, keep_t, f_t, by_h, d_top, d_all, by_if, by_o, by_g, d_if, d_o, d_g in reversed(steps):
+            d_h.add_(d_top)
+            d_c.addcmul_(d_h, by_h)
+            torch.mul(by_if, d_c.unsqueeze(1), out=d_if)
+            torch.mul(by_o, d_h, out=d_o)
+            torch.mul(by_g, d_c, out=d_g)
+            d_c.mul_(f_t)
+            d_h = torch.mm(d_all, weight)
+            if broken:
+                d_h.mul_(keep_t)
+                d_c.mul_(keep_t)
         d_weight = d_gates.flatten(0, 1).t() @ h_before.flatten(0, 1) if ctx.needs_input_grad[2] else None
         return d_gates, None, d_weight, None, None, None
 
@@ -117,31 +135,3 @@ def _gate_slopes(gates: Tensor, c_before: Tensor, squashed: Tensor) -> Tensor:
     by_o.mul_(squashed)
     torch.mul(g, g, out=by_g).neg_().add_(1).mul_(i)
     return slopes
-
-
-def _gate_gradients(
-    breaks: list[bool], weight: Tensor, keep: Tensor, gates: Tensor, squashed: Tensor, slopes: Tensor, d_hidden: Tensor
-) -> Tensor:
-    """The gradient of every gate input, last step first."""
-    size = squashed.shape[2]
-    _, f, o, _ = gates.split(size, 2)
-    d_cell_by_hidden = torch.addcmul(o, o, squashed.square(), value=-1)
-    d_gates = torch.empty_like(gates)
-    by_gate = [tensor.unflatten(2, (4, size)) for tensor in (d_gates, slopes)]
-    views = [d_gates, keep, f, d_cell_by_hidden, d_hidden]
-    for tensor in by_gate:
-        views += [tensor[:, :, :2], tensor[:, :, 2], tensor[:, :, 3]]
-    steps = zip(breaks, *(view.unbind() for view in views), strict=True)
-    d_h, d_c = torch.zeros_like(squashed[0]), torch.zeros_like(squashed[0])
-    for broken, d_gate, keep_t, f_t, by_h, d_top, d_if, d_o, d_g, by_if, by_o, by_g in reversed(list(steps)):
-        d_h = d_h.add_(d_top)
-        d_c.addcmul_(d_h, by_h)
-        torch.mul(by_if, d_c.unsqueeze(1), out=d_if)
-        torch.mul(by_o, d_h, out=d_o)
-        torch.mul(by_g, d_c, out=d_g)
-        d_c.mul_(f_t)
-        d_h = torch.mm(d_gate, weight)
-        if broken:
-            d_h.mul_(keep_t)
-            d_c.mul_(keep_t)
-    return d_gates

@@ -60,7 +60,7 @@ class Scale(Layer):
 
 def scaled(x: Tensor, scale: Tensor, bias: Tensor | None, axis: int) -> Tensor:
     """scale · x + bias, with the operands' axes under those of x from `axis` on."""
-    if scale.numel() in (1, x.numel()) or x.numel() == 0 or scale.dtype != x.dtype:
+    if scale.numel() in (1, x.numel()) or x.numel() == 0 or not _kernel_takes(x.dtype, scale.dtype):
         y = x * laid_over(scale, x, axis)
         return y if bias is None else y + laid_over(bias, x, axis)
     before = axis % x.dim()
@@ -68,6 +68,11 @@ def scaled(x: Tensor, scale: Tensor, bias: Tensor | None, axis: int) -> Tensor:
         return _per_channel(x, scale, bias)
     rows = x.reshape(x.shape[:before].numel(), scale.numel(), -1)
     return _per_channel(rows, scale.reshape(-1), None if bias is None else bias.reshape(-1)).view(x.shape)
+
+
+def _kernel_takes(x: torch.dtype, scale: torch.dtype) -> bool:
+    """Under autocast a half-precision bottom meets full-precision blobs; any other mixture is left to promotion."""
+    return x == scale or (x in (torch.bfloat16, torch.float16) and scale == torch.float32)
 
 
 def _per_channel(x: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:

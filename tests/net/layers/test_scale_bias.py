@@ -86,6 +86,22 @@ def test_in_place_bias_overwrites_and_differentiates():
     assert layer.param(0).grad.tolist() == [8.0, 8.0, 8.0]
 
 
+@pytest.mark.parametrize(
+    ("bottom", "operand", "top"),
+    [
+        (torch.bfloat16, torch.float32, torch.bfloat16),  # what autocast brings together
+        (torch.float32, torch.bfloat16, torch.float32),
+        (torch.bfloat16, torch.float64, torch.float64),
+    ],
+)
+def test_mixed_precision(bottom, operand, top):
+    x, s = values(*SHAPE).to(bottom), values(3, seed=2).to(operand)
+    y = build('type: "Scale" bottom: "x" bottom: "s" top: "y"', SHAPE, (3,))(x, s)
+    assert y.dtype == top
+    expected = x.double() * s.double()[:, None]
+    torch.testing.assert_close(y.double(), expected, rtol=1e-2, atol=1e-2)
+
+
 def test_no_samples_are_fine():
     layer = build(one("Scale", "scale_param { bias_term: true }"), (0, 3))
     assert layer(torch.zeros(0, 3, dtype=torch.float64)).shape == (0, 3)
