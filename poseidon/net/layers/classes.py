@@ -89,8 +89,8 @@ def class_labels(layer: Layer, bottom: Tensor, rows: Tensor, ignore_label: int |
 def _require_in_range(layer: Layer, index: Tensor, bottom: Tensor, num_classes: int) -> None:
     if not index.numel():
         return
-    if index.is_cuda:
-        # Looking at the values here would stop the host until the GPU has caught up; the GPU checks them itself.
+    if index.is_cuda or torch.compiler.is_compiling():
+        # Looking at the values here would stop the host until the GPU has caught up, or cut a compiled graph in two.
         in_range = ((index >= 0) & (index < num_classes)).all()
         torch._assert_async(in_range, str(layer.error(f"a label is outside 0 to {num_classes - 1}")))
         return

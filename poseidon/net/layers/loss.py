@@ -23,8 +23,8 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from poseidon.errors import UsageError
 from poseidon.net.layer import Layer, LayerContext, Shape, count_of, exactly, text_of
 from poseidon.spec import caffe_pb2
 
@@ -134,7 +134,8 @@ class _Graded(torch.autograd.Function):
         return total / divisor
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, top_diff: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # only so under create_graph; autograd would take the gradient for a constant
+            raise UsageError("a loss layer has no second derivative; call backward without create_graph")
         (gradient,) = ctx.saved_tensors
         return gradient * (top_diff / ctx.divisor), None, None
