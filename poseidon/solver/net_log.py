@@ -28,16 +28,17 @@ def _difference(rule: caffe_pb2.NetStateRule, state: caffe_pb2.NetState, layer: 
     tail = f"specified by a rule in layer {layer}"
     if rule.HasField("phase") and rule.phase != state.phase:
         return "net.cpp:296", f"The NetState phase ({state.phase}) differed from the phase ({rule.phase}) {tail}"
-    for name, place, word in (("min_level", "net.cpp:304", "above"), ("max_level", "net.cpp:312", "below")):
+    for name, place in (("min_level", "net.cpp:306"), ("max_level", "net.cpp:316")):
         bound = getattr(rule, name)
-        beyond = state.level < bound if name == "min_level" else state.level > bound
-        if rule.HasField(name) and beyond:
-            return place, f"The NetState level ({state.level}) is not {word} the {name} ({bound}) {tail}"
+        is_beyond = state.level < bound if name == "min_level" else state.level > bound
+        if rule.HasField(name) and is_beyond:
+            # Caffe says "above" in both cases.
+            return place, f"The NetState level ({state.level}) is above the {name} ({bound}) {tail}"
     for stage in rule.stage:
         if stage not in state.stage:
-            return "net.cpp:326", f"The NetState did not contain stage '{stage}' {tail}"
+            return "net.cpp:332", f"The NetState did not contain stage '{stage}' {tail}"
     stage = next(stage for stage in rule.not_stage if stage in state.stage)
-    return "net.cpp:340", f"The NetState contained a not_stage '{stage}' {tail}"
+    return "net.cpp:347", f"The NetState contained a not_stage '{stage}' {tail}"
 
 
 def planned_lines(source: NetSource, state: caffe_pb2.NetState) -> list[LogLine]:
