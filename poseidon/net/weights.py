@@ -64,12 +64,17 @@ class _Copy:
     what: str
 
 
-def load_weights(net: Net, path: str | os.PathLike[str]) -> WeightsReport:
-    """Copies weights by layer name from a .caffemodel or HDF5 file, told apart by their contents."""
+def load_weights(net: Net, path: str | os.PathLike[str], *, complete: bool = False) -> WeightsReport:
+    """Copies weights by layer name from a .caffemodel or HDF5 file, told apart by their contents. With `complete` the
+    file must have values for every parameter of the net."""
     name = os.fspath(path)
     opened = stored_in_hdf5(name) if is_hdf5(name) else stored_in_binary(name)
     with opened as stored:
         copies, report = _match(net, stored, name)
+        if complete and report.untouched:
+            raise WeightsError(
+                f"{name}: has no weights of layer {report.untouched[0]!r}, expected those of all layers of the net"
+            )
         values = [_value(copy) for copy in copies]
     for copy, value in zip(copies, values, strict=True):
         _put(copy.target, value)

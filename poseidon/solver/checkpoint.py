@@ -12,6 +12,7 @@ from torch import Tensor
 
 from poseidon.errors import SnapshotError, SpecError, WeightsError
 from poseidon.net.layer import text_of
+from poseidon.net.weights import load_weights
 from poseidon.net.weights_binary import net_message
 from poseidon.net.weights_hdf5 import write_hdf5
 from poseidon.solver import events
@@ -81,14 +82,17 @@ def restore(solver: Solver, path: str | Path) -> None:
     """Puts the solver where a snapshot was taken. Everything is read and compared before anything changes."""
     with open_snapshot(path) as snapshot:
         history = _fitting_history(solver, snapshot, Path(path))
-        if snapshot.model is not None:
-            _load_model(solver, snapshot.model, Path(path))
+        _load_model(solver, snapshot, Path(path))
     with torch.no_grad():
         for mine, stored in zip(histories(solver), history, strict=True):
             mine.copy_(stored)
     solver.iter, solver.current_step = snapshot.state.iteration, snapshot.state.current_step
     if snapshot.continuation is not None:
-        _continue(solver, snapshot.continuation, Path(path))
+        try:
+            _continue(solver, snapshot.continuation, Path(path))
+        except (KeyError, TypeError, ValueError, AttributeError) as problem:
+            # The sidecar is whole, but not what this version writes.
+            raise SnapshotError(f"{path}: its sidecar cannot be used: {type(problem).__name__} {problem}") from None
     solver.publish(events.Restored(str(path), solver.iter, exact=snapshot.continuation is not None))
 
 
@@ -113,17 +117,13 @@ def _fitting_history(solver: Solver, snapshot: Snapshot, path: Path) -> list[Ten
     return values
 
 
-def _load_model(solver: Solver, model: Path, path: Path) -> None:
-    missing = [name for name, params in solver.net.params.items() if params]
+def _load_model(solver: Solver, snapshot: Snapshot, path: Path) -> None:
+    if snapshot.model is None:
+        return
     try:
-        report = solver.net.load(model)
+        load_weights(solver.net, snapshot.model, complete=True)
     except WeightsError as problem:
         raise with_offer(problem, path) from None
-    if report.untouched:
-        raise SnapshotError(
-            f"{path}: its weights {model} have no layer {report.untouched[0]!r}, expected all of "
-            f"{', '.join(missing)}; it belongs to another net"
-        )
 
 
 def _continue(solver: Solver, continuation: Mapping[str, Any], path: Path) -> None:

@@ -90,8 +90,11 @@ def read_sidecar(path: Path) -> Sidecar | None:
         raise SnapshotError(
             f"{path} has version {body.get('version')!r}, expected {VERSION}; it was written by another Poseidon"
         )
-    files = {name: Fingerprint(entry["bytes"], entry["sha256"]) for name, entry in body["files"].items()}
-    return Sidecar(body["iteration"], files, body["continuation"])
+    try:
+        files = {str(name): Fingerprint(entry["bytes"], entry["sha256"]) for name, entry in body["files"].items()}
+        return Sidecar(int(body["iteration"]), files, dict(body["continuation"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise SnapshotError(f"{path} is damaged: {type(problem).__name__} {problem}") from None
 
 
 def _checksum(body: dict[str, Any]) -> str:

@@ -126,10 +126,12 @@ def open_snapshot(path: str | os.PathLike[str]) -> Iterator[Snapshot]:
 
 
 def with_offer(problem: Exception, state_path: Path) -> SnapshotError:
-    """The problem of a snapshot, with what to restore instead."""
+    """The problem of a snapshot, with what to restore instead; if the files are good, it is not their problem."""
     match = _STATE_NAME.fullmatch(state_path.name)
     good = _newest_good(state_path.parent, match["base"]) if match else None
-    if good is None or good == state_path:
+    if state_path.is_file() and is_good(state_path):
+        return SnapshotError(f"{problem}; the files are whole, so it belongs to another net")
+    if good is None:
         return SnapshotError(f"{problem}; there is no good snapshot beside it")
     return SnapshotError(f"{problem}; the newest good snapshot beside it is {good}: restore that one")
 
