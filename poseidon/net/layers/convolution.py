@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from poseidon.net.layer import Layer, Shape, at_least, count_of, text_of
-from poseidon.net.layers.layout import channels_last
+from poseidon.net.layers.layout import channels_last, convolved_channels_last
+from poseidon.net.layers.pointwise import convolve_pointwise
 from poseidon.net.layers.window import Window, read_window
 from poseidon.net.registry import register
 
@@ -132,11 +134,10 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, gro
         return convolve(x[..., None], weight[..., None], bias, Window((1,), (1,), (0,), (1,)), group)[..., 0]
     if num_axes not in _CONVOLUTIONS:
         return _convolve_first_axis(x, weight, bias, window, group)
-    x = channels_last(x)
-    if x.is_cpu and num_axes == 2 and group == 1 and window.is_pointwise:
-        # Over channels-last memory a matrix product, which oneDNN's convolution at best equals.
-        return F.linear(x.permute(0, 2, 3, 1), weight.flatten(1), bias).permute(0, 3, 1, 2)
-    return _CONVOLUTIONS[num_axes](x, weight, bias, window.stride, window.pad, window.dilation, group)
+    if num_axes == 2 and group == 1 and window.is_pointwise and x.is_cpu and not torch.is_autocast_enabled("cpu"):
+        return convolve_pointwise(channels_last(x), weight, bias)
+    run, stride, pad, dilation = _CONVOLUTIONS[num_axes], window.stride, window.pad, window.dilation
+    return convolved_channels_last(x, weight, lambda x: run(x, weight, bias, stride, pad, dilation, group))
 
 
 def _convolve_first_axis(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, group: int) -> Tensor:

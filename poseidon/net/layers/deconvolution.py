@@ -15,7 +15,7 @@ from torch import Tensor
 
 from poseidon.net.layer import Shape
 from poseidon.net.layers.convolution import ConvolutionBase
-from poseidon.net.layers.layout import channels_last
+from poseidon.net.layers.layout import convolved_channels_last
 from poseidon.net.layers.window import Window
 from poseidon.net.registry import register
 
@@ -43,10 +43,10 @@ def deconvolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, g
     num_axes = len(window.kernel)
     if num_axes == 0:
         return deconvolve(x[..., None], weight[..., None], bias, Window((1,), (1,), (0,), (1,)), group)[..., 0]
-    if num_axes in _DECONVOLUTIONS:
-        run = _DECONVOLUTIONS[num_axes]
-        return run(channels_last(x), weight, bias, window.stride, window.pad, 0, group, window.dilation)
-    return _deconvolve_first_axis(x, weight, bias, window, group)
+    if num_axes not in _DECONVOLUTIONS:
+        return _deconvolve_first_axis(x, weight, bias, window, group)
+    run, stride, pad, dilation = _DECONVOLUTIONS[num_axes], window.stride, window.pad, window.dilation
+    return convolved_channels_last(x, weight, lambda x: run(x, weight, bias, stride, pad, 0, group, dilation))
 
 
 def _deconvolve_first_axis(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, group: int) -> Tensor:

@@ -7,8 +7,13 @@ friends turn their bottom once, and what follows inherits the order. Other devic
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+# From this many weights per element of the bottom on, turning the weights costs more than channels-last memory saves.
+WEIGHTS_PER_ELEM = 3
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -19,3 +24,13 @@ def channels_last(x: Tensor) -> Tensor:
         # With one channel both orders are the same memory, and torch tells them apart by the strides alone.
         return x.view(x.shape[0], x.shape[2], x.shape[3], 1).permute(0, 3, 1, 2)
     return x.contiguous(memory_format=torch.channels_last)
+
+
+def convolved_channels_last(x: Tensor, weight: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    """`run(x)`, a convolution with `weight`, in the memory order that suits both; the result is channels-last.
+
+    For a channels-last bottom torch turns the weights as well, forward and backward, and their gradient back again.
+    """
+    if x.dim() == 4 and x.is_cpu and weight.numel() > WEIGHTS_PER_ELEM * x.numel():
+        return channels_last(run(x.contiguous()))
+    return run(channels_last(x))

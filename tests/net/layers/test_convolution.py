@@ -226,10 +226,58 @@ def test_the_bottom_may_lie_in_memory_in_any_order(type_name, channels):
         torch.testing.assert_close(grad, want_grad)
 
 
-def test_tops_come_channels_last_on_the_cpu():
-    x = torch.randn(2, 3, 8, 8)
-    layer = build(conv_text("Convolution", "num_output: 16 kernel_size: 3"), x.shape).float()
-    assert layer(x).is_contiguous(memory_format=torch.channels_last)
+@pytest.mark.parametrize(
+    ("options", "shape"),
+    [
+        ("num_output: 16 kernel_size: 3", (2, 3, 8, 8)),
+        ("num_output: 16 kernel_size: 5", (8, 1, 8, 8)),
+        ("num_output: 16 kernel_size: 1", (2, 3, 8, 8)),
+        ("num_output: 16 kernel_size: 3 pad: 1", (1, 32, 2, 2)),  # more weights than bottom
+    ],
+)
+def test_tops_come_channels_last_on_the_cpu(options, shape):
+    x = torch.randn(shape)
+    y = build(conv_text("Convolution", options), shape).float()(x)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert not y._is_view()  # the next layer may overwrite it, and autograd makes that dear for a view
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (3, 1, 2, 2), (4, 5, 1, 1), (1, 2, 1, 6), (0, 3, 4, 4)])
+@pytest.mark.parametrize("num_output", [1, 4])
+def test_pointwise_convolution(bias, shape, num_output):
+    x = normal(*shape).requires_grad_()
+    options = f"num_output: {num_output} kernel_size: 1 bias_term: {str(bias).lower()}"
+    layer = build(conv_text("Convolution", options), shape)
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    y = layer(x)
+    weight = layer.param(0).detach().numpy()[..., 0, 0]
+    want = np.einsum("nchw,oc->nohw", x.detach().numpy(), weight)
+    want += layer.param(1).detach().numpy()[:, None, None] if bias else 0
+    np.testing.assert_allclose(y.detach().numpy(), want, atol=1e-12)
+    seed = normal(*y.shape)
+    y.backward(seed)
+    np.testing.assert_allclose(x.grad.numpy(), np.einsum("nohw,oc->nchw", seed.numpy(), weight), atol=1e-12)
+    want_weight = np.einsum("nohw,nchw->oc", seed.numpy(), x.detach().numpy())
+    np.testing.assert_allclose(layer.param_owner(0).grad.numpy()[..., 0, 0], want_weight, atol=1e-12)
+    if bias:
+        np.testing.assert_allclose(layer.param_owner(1).grad.numpy(), seed.numpy().sum((0, 2, 3)), atol=1e-12)
+
+
+def test_a_few_pixels_under_many_weights():
+    """The memory order in which this runs is another one; values and gradients are those of the plain operator."""
+    x = normal(1, 16, 3, 2).requires_grad_()
+    for type_name, plain in (("Convolution", torch.conv2d), ("Deconvolution", torch.conv_transpose2d)):
+        layer = build(conv_text(type_name, "num_output: 16 kernel_size: 3 stride: 2 pad: 1"), x.shape)
+        torch.nn.init.normal_(layer.param_owner(0))
+        got, want = layer(x), plain(x, layer.param(0), layer.param(1), 2, 1)
+        torch.testing.assert_close(got, want)
+        wanted = [x, layer.param_owner(0)]
+        for a, b in zip(
+            torch.autograd.grad(got.sin().sum(), wanted), torch.autograd.grad(want.sin().sum(), wanted), strict=True
+        ):
+            torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("options", ["kernel_size: 1", "kernel_size: 1 kernel_size: 1 kernel_size: 1"])
