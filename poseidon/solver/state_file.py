@@ -114,7 +114,9 @@ def _write_c_string(file: h5py.File, name: str, text: str) -> None:
     data = text.encode() + b"\0"
     kind = h5py.h5t.C_S1.copy()
     kind.set_size(len(data))
-    dataset = h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create(h5py.h5s.SCALAR))
+    options = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    options.set_obj_track_times(False)  # the same state gives the same bytes
+    dataset = h5py.h5d.create(file.id, name.encode(), kind, h5py.h5s.create(h5py.h5s.SCALAR), options)
     dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.array(data, f"S{len(data)}"), kind)
 
 
