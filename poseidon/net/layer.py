@@ -18,7 +18,7 @@ layer may overwrite it).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -89,6 +89,9 @@ class Layer(nn.Module):
         self.spec = spec
         self.context = context
         self.in_place = False
+        # Called with a parameter's index before `forward` reads it: whoever changes parameters from another thread
+        # waits here until that one is up to date.
+        self.gate: Callable[[int], None] | None = None
         self.num_tops = len(spec.top)
         self.param_shapes: list[Shape] = []
         self.check_counts()
@@ -142,6 +145,8 @@ class Layer(nn.Module):
 
     def param(self, index: int) -> Tensor:
         """The parameter as forward uses it: in this layer's own shape even if its owner keeps another."""
+        if self.gate is not None:
+            self.gate(index)
         owner = self._parameters[str(index)]
         assert owner is not None
         shape = self.param_shapes[index]

@@ -3,22 +3,50 @@
     X   bottom, axes from `axis` on flattened: M × K        (M: product of the axes before `axis`)
     W   N × K, or K × N with `transpose`                     b   N (absent without bias_term)
     Y   the bottom's axes before `axis`, then N = num_output
+
+The gradient of W is uᵀ v with u = ∂loss/∂Y (M × N) and v = X (M × K), that of b the sum of u's rows. Whoever sets
+`factor_tap` gets u and v instead, once per backward pass through this layer, and W and b get no gradient here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from poseidon.net.layer import Layer, Shape, count_of, text_of
 from poseidon.net.registry import register
 
 
+# Takes u and v; both belong to autograd and are good only until it returns.
+FactorTap = Callable[[Tensor, Tensor], None]
+
+
+class _Tapped(torch.autograd.Function):
+    """x Wᵀ + b, whose backward hands out factors. The parameters' ready hooks fire all the same, without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tap: FactorTap) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.tap = tap
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+        x, weight = ctx.saved_tensors
+        ctx.tap(grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]))
+        return (grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None), None, None, None
+
+
 @register("InnerProduct")
 class InnerProduct(Layer):
     fresh_top = True
+    factor_tap: FactorTap | None = None
 
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
         options = self.spec.inner_product_param
@@ -47,5 +75,7 @@ class InnerProduct(Layer):
         options = self.spec.inner_product_param
         weight = self.param(0).t() if options.transpose else self.param(0)
         bias = self.param(1) if options.bias_term else None
-        axis = options.axis % x.dim()
-        return F.linear(x.flatten(axis), weight, bias)
+        x = x.flatten(options.axis % x.dim())
+        if self.factor_tap is not None and weight.requires_grad and torch.is_grad_enabled():
+            return _Tapped.apply(x, weight, bias, self.factor_tap)
+        return F.linear(x, weight, bias)
