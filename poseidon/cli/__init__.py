@@ -1,7 +1,8 @@
 """The `poseidon` and `caffe` commands.
 
-Each verb is a module of this package with a `COMMAND`; a verb's module is imported only when it runs, so that help and
-mistakes answer at once. Errors a user can mend are one line and exit code 1; `--debug` shows the traceback.
+Each verb is a module of this package with a `COMMAND`, which declares flags and looks at their values; what needs
+PyTorch is imported only after that, so that help and mistakes answer at once. Errors a user can mend are one line and
+exit code 1; `--debug` shows the traceback.
 """
 
 from __future__ import annotations
@@ -43,6 +44,9 @@ POSEIDON = Program(
 )
 CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)
 
+# Flags that take no value, so that the word after them may be the verb.
+_SWITCHES = ("debug", "plain", "help", "h")
+
 
 def main(words: Sequence[str] | None = None) -> int:
     """The `poseidon` command."""
@@ -67,24 +71,28 @@ def run(program: Program, words: Sequence[str]) -> int:
     except KeyboardInterrupt:
         print(f"{program.name}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does; nobody is left to be told
+        _silence()
         return 141
 
 
 def _dispatch(program: Program, words: list[str]) -> int:
     if not words or words[0] in ("help", "--help", "-help", "-h"):
-        print(_overview(program))
+        print(_overview(program), flush=True)
         return 0
-    if words[0] in ("--version", "-version"):
-        print(f"{program.name} {__version__}")
+    if words[0] in ("version", "--version", "-version"):
+        print(f"{program.name} of Poseidon {__version__}", flush=True)
         return 0
     verb, rest = _verb_first(program, words)
     name, summary = program.modules[verb]
     command: Command = importlib.import_module(f"poseidon.cli.{name}").COMMAND
     flags = Flags(f"{program.name} {verb}", summary)
     command.declare(flags)
-    found = flags.parse(rest)
+    try:
+        found = flags.parse(rest)
+    except SystemExit:  # how argparse ends once it has printed the help
+        sys.stdout.flush()
+        return 0
     found.program = program.name
     return command.run(found) or 0
 
@@ -92,12 +100,19 @@ def _dispatch(program: Program, words: list[str]) -> int:
 def _verb_first(program: Program, words: list[str]) -> tuple[str, list[str]]:
     """The verb and its flags; like gflags, flags may also stand before the verb."""
     spelled = {verb.replace("-", "_"): verb for verb in program.modules}
+    is_value = False
     for position, word in enumerate(words):
-        verb = spelled.get(word.replace("-", "_"))
-        if verb is not None and (position == 0 or words[0].startswith("-")):
-            return verb, words[:position] + words[position + 1 :]
-    hint = nearest(words[0], program.modules)
-    raise UsageError(f"unknown command {words[0]!r}{hint}; commands: {', '.join(program.modules)}")
+        if is_value:
+            is_value = False
+        elif word.startswith("-"):
+            is_value = "=" not in word and word.lstrip("-") not in _SWITCHES
+        elif word.replace("-", "_") in spelled:
+            return spelled[word.replace("-", "_")], words[:position] + words[position + 1 :]
+        else:
+            hint = nearest(word, program.modules)
+            raise UsageError(f"there is no command {word!r}{hint}; commands: {', '.join(program.modules)}")
+    verbs = ", ".join(program.modules)
+    raise UsageError(f"which command? Expected one of {verbs}, as in `{program.name} train --solver=FILE`")
 
 
 def _overview(program: Program) -> str:
@@ -107,3 +122,10 @@ def _overview(program: Program) -> str:
         f"usage: {program.name} COMMAND [flags]\n\n{program.about}\n\ncommands:\n{verbs}\n\n"
         f"`{program.name} COMMAND --help` lists the flags of a command."
     )
+
+
+def _silence() -> None:
+    """What is still buffered goes nowhere: Python would try to write it once more on its way out, and complain."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())

@@ -7,7 +7,8 @@ and `-` in a flag's name. A wrong flag or value is one line on standard error an
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -19,26 +20,40 @@ class Flags(argparse.ArgumentParser):
     """An argument parser that accepts gflags' spelling and raises instead of exiting."""
 
     def __init__(self, program: str, summary: str) -> None:
-        super().__init__(prog=program, description=summary, allow_abbrev=False)
+        super().__init__(prog=program, description=summary, allow_abbrev=False, exit_on_error=False)
         self.flag("debug", action="store_true", help="show the traceback of an error")
 
     def flag(self, name: str, **options: Any) -> None:
-        """Declares a flag under all its spellings; `name` is written with dashes."""
-        spellings = dict.fromkeys(
-            prefix + spelled for prefix in ("--", "-") for spelled in (name, name.replace("-", "_"))
-        )
-        self.add_argument(*spellings, dest=name.replace("-", "_"), **options)
+        """Declares a flag; `name` is written with dashes."""
+        self.add_argument(f"--{name}", **options)
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; `{self.prog} --help` lists the flags")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
-        found, unknown = self.parse_known_args(list(words))
+        try:
+            found, unknown = self.parse_known_args([self._canonical(word) for word in words])
+        except argparse.ArgumentError as problem:
+            self.error(f"{problem.argument_name}: {problem.message}" if problem.argument_name else problem.message)
         if unknown:
-            known = [spelling for action in self._actions for spelling in action.option_strings]
-            hint = nearest(unknown[0].partition("=")[0], known)
-            raise UsageError(f"unknown argument {unknown[0]!r}{hint}; `{self.prog} --help` lists the flags")
+            self.error(self._about_unknown(unknown[0]))
         return found
+
+    def _canonical(self, word: str) -> str:
+        """`-sigint_effect=x` as `--sigint-effect=x`; what is no flag of this verb stays as it is."""
+        name, equals, value = word.partition("=")
+        spelled = "--" + name.lstrip("-").replace("_", "-")
+        is_known = name.startswith("-") and spelled in self._option_string_actions
+        return f"{spelled}{equals}{value}" if is_known else word
+
+    def _about_unknown(self, word: str) -> str:
+        if word.startswith("-"):
+            known = [spelling for action in self._actions for spelling in action.option_strings]
+            name = word.partition("=")[0]
+            return f"there is no flag {name}{nearest('--' + name.lstrip('-').replace('_', '-'), known)}"
+        example = next((action for action in self._actions if action.option_strings and action.nargs is None), None)
+        hint = f"; a value goes with its flag, as in {example.option_strings[0]}={word}" if example else ""
+        return f"{word!r} belongs to no flag{hint}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +67,56 @@ class Command:
 def net_flags(flags: Flags) -> None:
     """What every verb that builds a net takes."""
     flags.flag("gpu", default="", metavar="IDS", help="a GPU's number, or `all`; without it the CPU computes")
-    flags.flag("level", type=int, default=0, help="the net's level, for include and exclude rules")
+    flags.flag("level", type=whole_number, default=0, metavar="N", help="the net's level, for include and exclude")
     flags.flag("stage", default="", metavar="NAMES", help="the net's stages, separated by commas")
+    flags.flag("plain", action="store_true", help="Caffe's log lines, also on a terminal")
+
+
+# -- values ---------------------------------------------------------------------------------------------------------
+def whole_number(text: str) -> int:
+    """A number that fits the fields of Caffe's schema."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+    if not -(2**31) <= number < 2**31:
+        raise argparse.ArgumentTypeError(f"expected a number of at most 31 bits, got {number}")
+    return number
+
+
+def positive_number(text: str) -> int:
+    number = whole_number(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected at least 1, got {number}")
+    return number
+
+
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """A value that is one of these names, upper and lower case alike."""
+    by_lower = {name.lower(): name for name in names}
+
+    def choose(text: str) -> str:
+        if text.lower() not in by_lower:
+            hint = nearest(text, by_lower.values())
+            raise argparse.ArgumentTypeError(f"expected one of {', '.join(by_lower.values())}, got {text!r}{hint}")
+        return by_lower[text.lower()]
+
+    return choose
 
 
 def listed(text: str) -> list[str]:
     """The entries of a comma list."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def files(text: str, flag: str) -> list[str]:
+    """The entries of a comma list of files, which must be there: told before a net is built, not after."""
+    for path in listed(text):
+        if not os.path.exists(path):
+            raise UsageError(
+                f"--{flag}={text}: there is no file {path!r}; a relative path starts where the command runs"
+            )
+    return listed(text)
 
 
 def require(value: str | None, flag: str, what: str) -> str:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-import torch
-
 from poseidon.cli.command import Command, Flags
-from poseidon.cli.devices import gpu_ids
-from poseidon.cli.log import CommandLog
 
 
 def declare(flags: Flags) -> None:
@@ -16,6 +12,11 @@ def declare(flags: Flags) -> None:
 
 
 def run(found: argparse.Namespace) -> int:
+    import torch  # only now: it takes seconds, and a wrong flag should be told at once
+
+    from poseidon.cli.devices import gpu_ids
+    from poseidon.cli.log import CommandLog
+
     ids = gpu_ids(found.gpu)
     log = CommandLog()
     log.say("caffe.cpp:138", f"Querying GPUs {found.gpu}")

@@ -18,10 +18,11 @@ def gpu_ids(text: str) -> list[int]:
         return list(range(num_gpus))
     ids = []
     for word in listed(text):
-        if not word.isdecimal():
+        if not (word.isascii() and word.isdecimal()):
             raise UsageError(f"--gpu takes `all` or numbers separated by commas, got {text!r}")
         if int(word) >= num_gpus:
-            raise UsageError(f"--gpu={text}: there is no GPU {word}; PyTorch sees {num_gpus} here")
+            known = f"PyTorch sees {num_gpus}, numbered from 0" if num_gpus else "PyTorch sees none here"
+            raise UsageError(f"--gpu={text}: there is no GPU {word}; {known}; leave --gpu out for the CPU")
         ids.append(int(word))
     return ids
 
@@ -41,3 +42,8 @@ def solver_device(param: caffe_pb2.SolverParameter, gpu: str) -> torch.device:
     if param.solver_mode == caffe_pb2.SolverParameter.GPU and torch.cuda.is_available():
         return device_for(str(param.device_id))
     return torch.device("cpu")
+
+
+def device_text(device: torch.device) -> str:
+    """The device for people."""
+    return "the CPU" if device.type == "cpu" else f"GPU {device.index} ({torch.cuda.get_device_name(device)})"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
+from poseidon.cli.terminal import LastingStream
 from poseidon.solver.log import LogWriter
 from poseidon.solver.log_line import LogLine
 
@@ -16,7 +19,7 @@ class CommandLog(LogWriter):
     """Caffe's log lines on standard error; GLOG_minloglevel (0 to 3) leaves out the less severe ones."""
 
     def __init__(self) -> None:
-        super().__init__(sys.stderr)
+        super().__init__(LastingStream(sys.stderr))  # type: ignore[arg-type]
         level = os.environ.get("GLOG_minloglevel", "0")  # noqa: SIM112  (glog spells it so)
         self._least = int(level) if level.isdecimal() else 0
 
@@ -25,3 +28,28 @@ class CommandLog(LogWriter):
 
     def say(self, place: str, text: str, severity: str = "I") -> None:
         self.write([LogLine(place, text, severity)])
+
+    @contextmanager
+    def taking_warnings(self) -> Iterator[CommandLog]:
+        """While inside, what the package warns about (an old prototxt, say) becomes lines of this log."""
+        handler = _LogLines(self)
+        logger = logging.getLogger("poseidon")
+        logger.addHandler(handler)
+        logger.propagate = False
+        try:
+            yield self
+        finally:
+            logger.propagate = True
+            logger.removeHandler(handler)
+
+
+class _LogLines(logging.Handler):
+    """Python's log records as glog's lines."""
+
+    def __init__(self, log: CommandLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        severity = "E" if record.levelno >= logging.ERROR else "W"
+        self._log.say(f"{record.filename}:{record.lineno}", record.getMessage(), severity)

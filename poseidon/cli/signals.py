@@ -9,19 +9,22 @@ from types import FrameType
 
 from poseidon.solver import Action
 
-EFFECTS = {"stop": Action.STOP, "snapshot": Action.SNAPSHOT, "none": Action.NONE}
-
 
 class SignalRequests:
-    """Remembers what the signals since the last look ask for; a stop outranks a snapshot."""
+    """Remembers what the signals since the last look ask for; a stop outranks a snapshot.
+
+    `is_stopping` stays true from the first request to stop on, for whoever wants to show it.
+    """
 
     def __init__(self) -> None:
+        self.is_stopping = False
         self._snapshot = False
         self._stop = False
 
     def request(self, action: Action) -> None:
         self._snapshot = self._snapshot or action is Action.SNAPSHOT
         self._stop = self._stop or action is Action.STOP
+        self.is_stopping = self.is_stopping or self._stop
 
     def __call__(self) -> Action:
         if self._stop:
@@ -35,9 +38,9 @@ class SignalRequests:
 
 @contextmanager
 def signal_requests(sigint_effect: str, sighup_effect: str) -> Iterator[SignalRequests]:
-    """While inside, signals become requests; afterwards they do what they did before."""
+    """While inside, signals become requests; afterwards they do what they did before. Effects: stop, snapshot, none."""
     requests = SignalRequests()
-    effects = {signal.SIGINT: EFFECTS[sigint_effect], signal.SIGHUP: EFFECTS[sighup_effect]}
+    effects = {signal.SIGINT: Action[sigint_effect.upper()], signal.SIGHUP: Action[sighup_effect.upper()]}
 
     def handle(number: int, _: FrameType | None) -> None:
         requests.request(effects[signal.Signals(number)])
