@@ -5,7 +5,8 @@ is less. Data are read in order, so this is as fast as the disk, and nothing is 
 (its number of records is stored in it).
 
 The file is opened read-only and without LMDB's lock file, so a folder on read-only media or of another user works;
-it must not be written to meanwhile.
+it must not be written to meanwhile. A truncated file is refused; of damage inside it, liblmdb notices some (an error
+here), trusts some (the Datum is checked), and ends the process on some (an assertion of its own).
 """
 
 from __future__ import annotations

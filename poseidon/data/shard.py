@@ -21,7 +21,7 @@ its own part, and sample s is its record number s // P.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -60,7 +60,8 @@ class Order:
         self.length = length
         self.skip = skip
         self._shuffle_key = shuffle_key
-        self._permutations: OrderedDict[int, np.ndarray] = OrderedDict()
+        self._permutations: dict[int, np.ndarray] = {}
+        self._lock = threading.Lock()  # batches are made on several threads
 
     def place(self, position: int) -> tuple[int, int]:
         """(epoch, index within it)."""
@@ -72,17 +73,18 @@ class Order:
         return index if self._shuffle_key is None else int(self._permutation(epoch)[index])
 
     def _permutation(self, epoch: int) -> np.ndarray:
-        found = self._permutations.get(epoch)
-        if found is None:
-            assert self._shuffle_key is not None
-            key = self._shuffle_key(epoch)
-            # RandomState's stream is frozen for good; that of default_rng may change between NumPy versions.
-            found = np.random.RandomState([key & 0xFFFFFFFF, key >> 32]).permutation(self.length)
-            self._permutations[epoch] = found
-            # Batches are prepared a little ahead on several threads: two epochs are in use at their border.
-            if len(self._permutations) > 3:
-                self._permutations.pop(min(self._permutations), None)
-        return found
+        assert self._shuffle_key is not None
+        with self._lock:
+            found = self._permutations.get(epoch)
+            if found is None:
+                key = self._shuffle_key(epoch)
+                # RandomState's stream is frozen for good; that of default_rng may change between NumPy versions.
+                found = np.random.RandomState([key & 0xFFFFFFFF, key >> 32]).permutation(self.length)
+                # Batches are made a little ahead: at the border of two epochs both are in use.
+                while len(self._permutations) >= 2:
+                    del self._permutations[min(self._permutations)]
+                self._permutations[epoch] = found
+            return found
 
 
 class Stream:

@@ -36,16 +36,13 @@ class Record:
     planar: bool
 
     @property
-    def num_channels(self) -> int:
-        return self.pixels.shape[0 if self.planar else 2]
-
-    @property
-    def height(self) -> int:
-        return self.pixels.shape[1 if self.planar else 0]
-
-    @property
-    def width(self) -> int:
-        return self.pixels.shape[2 if self.planar else 1]
+    def shape(self) -> tuple[int, int, int]:
+        """(channels, height, width)."""
+        if self.planar:
+            channels, height, width = self.pixels.shape
+        else:
+            height, width, channels = self.pixels.shape
+        return channels, height, width
 
 
 class RecordSource(Protocol):

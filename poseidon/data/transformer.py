@@ -19,6 +19,8 @@ from poseidon.data.planes import PlaneWriter
 from poseidon.data.source import Record
 from poseidon.errors import DataError
 
+Shape = tuple[int, int, int]
+
 
 @dataclass(frozen=True, slots=True)
 class TransformOptions:
@@ -56,35 +58,33 @@ class Transformer:
 
     def __init__(self, options: TransformOptions) -> None:
         self._options = options
-        self._writer = PlaneWriter(options.scale)
-        # The memory is H × W × C and contiguous, also when mirrored: OpenCV takes no negative strides.
-        if options.mean is not None:
-            self._image_mean = np.ascontiguousarray(options.mean.transpose(1, 2, 0))
-            self._mirrored_image_mean = np.ascontiguousarray(self._image_mean[:, ::-1])
+        self._writer = PlaneWriter(options.scale, options.mean_values)
+        # Also contiguous when mirrored: OpenCV takes no negative strides.
+        self._mirrored_mean = None if options.mean is None else np.ascontiguousarray(options.mean[:, :, ::-1])
 
-    def shape(self, record: Record) -> tuple[int, int, int]:
+    def shape(self, record: Record) -> Shape:
         """Shape (C, H, W) that the record will have in the batch; checks that it can be transformed at all."""
+        num_channels, height, width = shape = record.shape
         crop = self._options.crop_size
-        if min(record.height, record.width) < crop:
+        if min(height, width) < crop:
             raise DataError(
-                f"{record.where}: crop_size {crop} needs at least {crop} x {crop} pixels, "
-                f"got {record.height} x {record.width}"
+                f"{record.where}: crop_size {crop} needs at least {crop} x {crop} pixels, got {height} x {width}"
             )
-        self._check_mean(record)
-        return record.num_channels, crop or record.height, crop or record.width
+        self._check_mean(shape, record.where)
+        return (num_channels, crop, crop) if crop else shape
 
     def cut(self, record: Record, key: int) -> Cut:
         """What the key of a sample draws for it."""
+        _, height, width = record.shape
         crop = self._options.crop_size
         key, coin = divmod(key, 2)
         mirrored = self._options.mirror and bool(coin)
         if not crop:
-            return Cut(0, 0, record.height, record.width, mirrored)
-        free_rows, free_columns = record.height - crop, record.width - crop
+            return Cut(0, 0, height, width, mirrored)
         if not self._options.random_crop:
-            return Cut(free_rows // 2, free_columns // 2, crop, crop, mirrored)
-        key, top = divmod(key, free_rows + 1)
-        return Cut(top, key % (free_columns + 1), crop, crop, mirrored)
+            return Cut((height - crop) // 2, (width - crop) // 2, crop, crop, mirrored)
+        key, top = divmod(key, height - crop + 1)
+        return Cut(top, key % (width - crop + 1), crop, crop, mirrored)
 
     def write(self, record: Record, key: int, out: np.ndarray) -> None:
         """Fills `out`, of shape (C, H, W), which must be this record's own shape."""
@@ -95,40 +95,28 @@ class Transformer:
                 f"batch, got {_text(shape)}; records of a batch have one shape unless they are cropped or resized to it"
             )
         cut = self.cut(record, key)
-        if record.planar:
-            pixels = record.pixels[:, cut.rows, cut.columns]
-            self._writer.write_planar(pixels, self._planar_mean(cut), cut.mirrored, out)
-        else:
-            pixels = record.pixels[cut.rows, cut.columns]
-            self._writer.write_interleaved(pixels, self._interleaved_mean(cut, shape[0]), cut.mirrored, out)
+        planes = record.pixels if record.planar else self._writer.deal(record.pixels)
+        self._writer.write(planes[:, cut.rows, cut.columns], self._mean(cut), cut.mirrored, out)
 
-    def _planar_mean(self, cut: Cut) -> np.ndarray | None:
-        if self._options.mean is not None:
-            under = self._options.mean[:, cut.rows, cut.columns]
-            return under[:, :, ::-1] if cut.mirrored else under
-        values = self._options.mean_values
-        return np.array(values, np.float32).reshape(-1, 1, 1) if values else None
+    def _mean(self, cut: Cut) -> np.ndarray | None:
+        """The mean image under the pixels, as they lie in the batch."""
+        if self._mirrored_mean is None or self._options.mean is None:
+            return None
+        if not cut.mirrored:
+            return self._options.mean[:, cut.rows, cut.columns]
+        right = self._mirrored_mean.shape[2] - cut.left
+        return self._mirrored_mean[:, cut.rows, right - cut.width : right]
 
-    def _interleaved_mean(self, cut: Cut, num_channels: int) -> np.ndarray | None:
-        if self._options.mean is not None:
-            if not cut.mirrored:
-                return self._image_mean[cut.rows, cut.columns]
-            right = self._image_mean.shape[1] - cut.left
-            return self._mirrored_image_mean[cut.rows, right - cut.width : right]
-        values = self._options.mean_values
-        return self._writer.constant(values, (cut.height, cut.width, num_channels)) if values else None
-
-    def _check_mean(self, record: Record) -> None:
+    def _check_mean(self, shape: Shape, where: str) -> None:
         mean, values = self._options.mean, self._options.mean_values
-        shape = (record.num_channels, record.height, record.width)
         if mean is not None and mean.shape != shape:
             raise DataError(
-                f"{record.where}: expected {_text(mean.shape)} (channels x height x width) as the mean_file has, "
+                f"{where}: expected {_text(mean.shape)} (channels x height x width) as the mean_file has, "
                 f"got {_text(shape)}"
             )
         if len(values) not in (0, 1, shape[0]):
             raise DataError(
-                f"{record.where}: has {shape[0]} channels, but transform_param has {len(values)} mean_value; "
+                f"{where}: has {shape[0]} channels, but transform_param has {len(values)} mean_value; "
                 f"give one for all, or one per channel"
             )
 

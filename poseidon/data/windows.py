@@ -54,7 +54,7 @@ class WindowBatches:
         self._batch_size = batch_size
         self._sample_key = sample_key
         self._memory = memory
-        self._writer = PlaneWriter(options.scale)
+        self._writer = PlaneWriter(options.scale, options.mean_values)
         # Counted over all workers, so that they draw what one worker would for their whole batch.
         whole = batch_size * share.num_workers
         self._num_background = whole - int(np.float32(whole) * np.float32(options.fg_fraction))
@@ -90,17 +90,16 @@ class WindowBatches:
             out[...] = 0
         rows = slice(warp.pad_top, warp.pad_top + warp.height)
         columns = slice(warp.pad_left, warp.pad_left + warp.width)
-        self._writer.write_interleaved(warped, self._mean(rows, columns), mirrored, out[:, rows, columns])
+        planes = self._writer.deal(warped)
+        self._writer.write(planes, self._mean(rows, columns), mirrored, out[:, rows, columns])
 
     def _mean(self, rows: slice, columns: slice) -> np.ndarray | None:
-        """The mean under these pixels of the crop; a mean_file is centred by its width, as in Caffe."""
-        options = self._options
-        shape = (rows.stop - rows.start, columns.stop - columns.start, NUM_CHANNELS)
-        if options.mean is not None:
-            border = (options.mean.shape[2] - options.warp.crop_size) // 2
-            under = options.mean[:, border:, border:][:, rows, columns]
-            return np.ascontiguousarray(under.transpose(1, 2, 0))
-        return self._writer.constant(options.mean_values, shape) if options.mean_values else None
+        """The mean image under these pixels of the square."""
+        mean = self._options.mean
+        if mean is None:
+            return None
+        border = (mean.shape[2] - self._options.warp.crop_size) // 2
+        return mean[:, border:, border:][:, rows, columns]
 
     def _check_windows(self, whole: int) -> None:
         for kind, count, rows in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import cv2
@@ -45,7 +46,7 @@ def test_float_data():
     pixels = np.linspace(-3, 9, 24, dtype=np.float32).reshape(2, 3, 4)
     record = parse_datum(datum(pixels, 7).SerializeToString(), None, "here")
     assert record.label == 7
-    assert (record.num_channels, record.height, record.width) == (2, 3, 4)
+    assert record.shape == (2, 3, 4)
     assert np.array_equal(record.pixels, pixels)
 
 
@@ -116,7 +117,7 @@ def check_any(value: bytes) -> None:
     if record is None:
         assert error.startswith("here: ")
     else:
-        assert record.pixels.size == record.num_channels * record.height * record.width > 0
+        assert record.pixels.size == math.prod(record.shape) > 0
 
 
 @given(st.binary(max_size=200))

@@ -100,7 +100,7 @@ def test_color_gray_and_size(tmp_path):
     same = ImageList(path, ImageOptions(new_size=(6, 9))).get(0)
     assert np.array_equal(same.pixels, IMAGE)
     small = ImageList(path, ImageOptions(color=False, new_size=(4, 5))).get(0)
-    assert (small.num_channels, small.height, small.width) == (1, 4, 5)
+    assert small.shape == (1, 4, 5)
 
 
 def bilinear(image: np.ndarray, height: int, width: int) -> np.ndarray:

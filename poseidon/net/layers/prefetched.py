@@ -18,7 +18,7 @@ same batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -28,10 +28,10 @@ from poseidon.data.prefetch import Prefetch, default_num_threads
 from poseidon.data.shard import Share
 from poseidon.data.transformer import TransformOptions
 from poseidon.net.draws import key_of
-from poseidon.net.layer import Count, Layer, Shape, exactly
+from poseidon.net.layer import Count, Layer, LayerContext, Shape, exactly
 from poseidon.spec import caffe_pb2
 
-# One batch from the number of its first sample; and what frees the source afterwards.
+# The batch that starts at a sample.
 MakeBatch = Callable[[int], Batch]
 
 
@@ -41,7 +41,7 @@ class PrefetchedLayer(Layer):
     bottoms: ClassVar[Count] = exactly(0)
     tops: ClassVar[Count] = exactly(2)
 
-    def __init__(self, spec: caffe_pb2.LayerParameter, context: Any) -> None:
+    def __init__(self, spec: caffe_pb2.LayerParameter, context: LayerContext) -> None:
         super().__init__(spec, context)
         self.share = Share()
         self.memory = BatchMemory(context.dtype)
@@ -82,28 +82,31 @@ class PrefetchedLayer(Layer):
             batch = self._prefetch.take()
         except BaseException:
             # Nothing is skipped: who goes on after an error, or after Ctrl-C, gets this batch again.
-            self.close()
+            self._stop()
             raise
         self._sample += self.batch_size * self.share.num_workers
         data = batch.data.to(self.context.device, self.context.dtype)
         return data if self.num_tops == 1 else (data, batch.label.to(self.context.device))
 
     def shard(self, rank: int, num_workers: int) -> None:
-        self.close()
+        self._stop()
         self.share = Share(rank, num_workers)
 
     def position(self) -> dict[str, int]:
         return {"sample": self._sample}
 
     def seek(self, position: dict[str, int]) -> None:
-        self.close()
+        self._stop()
         self._sample = int(position["sample"])
 
     def close(self) -> None:
+        self._stop()
+        self.close_source()
+
+    def _stop(self) -> None:
         if self._prefetch is not None:
             self._prefetch.close()
             self._prefetch = None
-        self.close_source()
 
     def _start(self) -> Prefetch[Batch]:
         make = self.open_batches()
