@@ -133,10 +133,7 @@ def _continue(solver: Solver, continuation: Mapping[str, Any], path: Path) -> No
     if len(tests) == len(solver.test_nets):
         for net, state in zip(solver.test_nets, tests, strict=True):
             restore_net(net, state)
-    losses = continuation["losses"]
-    solver.continue_window(
-        LossWindow.from_state(solver.param.average_loss, losses["losses"], losses["count"], losses["mean"])
-    )
+    solver.continue_window(LossWindow.from_state(solver.param.average_loss, continuation["losses"], solver.net.dtype))
     for name, part in solver.stateful.items():
         if name not in continuation["extra"]:
             raise SnapshotError(f"{path} holds no state of {name!r}, expected one; it was taken without")

@@ -6,7 +6,8 @@ exchanged for the newest. All of it stays on the loss's device: nobody waits unt
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,17 +35,18 @@ class LossWindow:
         self._count += 1
         return self.mean
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         """All of it as numbers."""
         return {"losses": [float(x) for x in self._losses], "count": self._count, "mean": float(self.mean)}
 
     @classmethod
-    def from_state(cls, size: int, losses: Sequence[float], count: int, mean: float) -> LossWindow:
-        """The window that gave this state; only its last losses if `size` has become smaller in between."""
+    def from_state(cls, size: int, state: Mapping[str, Any], dtype: torch.dtype) -> LossWindow:
+        """The window that gave this state, or an empty one if it was of another size."""
         window = cls(size)
-        if len(losses) > size or (len(losses) < size and count > len(losses)):
+        losses, count = state["losses"], state["count"]
+        if len(losses) != min(count, size):
             return window
-        window._losses = [torch.tensor(loss) for loss in losses]
+        window._losses = [torch.tensor(loss, dtype=dtype) for loss in losses]
         window._count = count
-        window.mean = torch.tensor(mean)
+        window.mean = torch.tensor(state["mean"], dtype=dtype)
         return window
