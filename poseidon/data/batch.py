@@ -71,7 +71,8 @@ class RecordBatches:
         self._transformer = transformer
         self._share = share
         self._batch_size = batch_size
-        self._sample_key = sample_key
+        # Making a key takes as long as copying a small record.
+        self._sample_key = sample_key if transformer.draws else _no_key
         self._memory = memory
 
     def make(self, start: int) -> Batch:
@@ -86,3 +87,7 @@ class RecordBatches:
             labels[i] = record.label
         assert data is not None
         return Batch(torch.from_numpy(data), torch.from_numpy(labels))
+
+
+def _no_key(sample: int) -> int:
+    return 0

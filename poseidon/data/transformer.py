@@ -62,6 +62,11 @@ class Transformer:
         # Also contiguous when mirrored: OpenCV takes no negative strides.
         self._mirrored_mean = None if options.mean is None else np.ascontiguousarray(options.mean[:, :, ::-1])
 
+    @property
+    def draws(self) -> bool:
+        """Whether anything depends on a sample's key."""
+        return self._options.mirror or bool(self._options.crop_size and self._options.random_crop)
+
     def shape(self, record: Record) -> Shape:
         """Shape (C, H, W) that the record will have in the batch; checks that it can be transformed at all."""
         num_channels, height, width = shape = record.shape
