@@ -1,7 +1,7 @@
 """A second, slow reading of the zoo's prototxt, written from Caffe's rules alone: the oracle of the tests beside it.
 
-`parse` turns prototxt into nested dicts of lists; `Reading` runs such a net in float64, window by window, creating the
-learnable parameters it meets in Caffe's order.
+`parse` turns prototxt into nested dicts of lists; `Reading` runs such a net, creating the learnable parameters it meets
+in Caffe's order. Inputs on torch's meta device give the shapes alone.
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ class Reading:
     def run(self, inputs: dict[str, Tensor]) -> None:
         # Weights are kept small enough for deep nets to stay finite, and the same for every run.
         self.random = torch.Generator().manual_seed(3)
+        self.device = inputs["data"].device
         self.blobs.update(inputs)
         for entry in self.layers:
             kind = one(entry, "type")
@@ -87,8 +88,11 @@ class Reading:
                 self.loss = weighted if self.loss is None else self.loss + weighted
 
     def new_param(self, *shape: int) -> Tensor:
-        fan_in = math.prod(shape[1:])
-        values = torch.randn(shape, generator=self.random, dtype=torch.float64) * math.sqrt(2 / fan_in)
+        if self.device.type == "meta":
+            values = torch.empty(shape, dtype=torch.float64, device="meta")
+        else:
+            scale = math.sqrt(2 / math.prod(shape[1:]))
+            values = torch.randn(shape, generator=self.random, dtype=torch.float64) * scale
         self.params.append(values.requires_grad_())
         return values
 
@@ -114,24 +118,16 @@ class Reading:
         num_out = math.ceil((size + 2 * pad - kernel) / stride) + 1
         if pad and (num_out - 1) * stride >= size + pad:
             num_out -= 1
-
-        def window(index: int) -> tuple[slice, int]:
-            """The part inside the image, and the extent an average divides by: padding counts, overhang does not."""
-            start = index * stride - pad
-            stop = min(start + kernel, size + pad)
-            return slice(max(start, 0), min(stop, size)), stop - start
-
-        rows = []
-        for i in range(num_out):
-            row, height = window(i)
-            values = []
-            for j in range(num_out):
-                column, width = window(j)
-                part = x[:, :, row, column]
-                is_max = one(settings, "pool") == "MAX"
-                values.append(part.amax((2, 3)) if is_max else part.sum((2, 3)) / (height * width))
-            rows.append(torch.stack(values, 2))
-        return torch.stack(rows, 2)
+        starts = range(-pad, num_out * stride - pad, stride)
+        after = max(starts[-1] + kernel - size, 0)
+        is_max = one(settings, "pool") == "MAX"
+        padded = F.pad(x, (pad, after, pad, after), value=-math.inf if is_max else 0.0)
+        windows = padded.unfold(2, kernel, stride).unfold(3, kernel, stride)[:, :, :num_out, :num_out]
+        if is_max:
+            return windows.amax((4, 5))
+        # An average divides by the window's extent, in which the padding counts but what hangs over beyond it does not.
+        extent = torch.tensor([min(start + kernel, size + pad) - start for start in starts])
+        return windows.sum((4, 5)) / (extent[:, None] * extent).to(x)
 
     def LRN(self, entry: Message, x: Tensor) -> Tensor:  # noqa: N802
         settings = one(entry, "lrn_param")
@@ -168,7 +164,7 @@ class Reading:
         return scores.softmax(1)
 
     def SoftmaxWithLoss(self, entry: Message, scores: Tensor, labels: Tensor) -> Tensor:  # noqa: N802
-        return -scores.log_softmax(1)[torch.arange(len(labels)), labels].mean()
+        return -scores.log_softmax(1).gather(1, labels[:, None]).mean()
 
     def Accuracy(self, entry: Message, scores: Tensor, labels: Tensor) -> Tensor:  # noqa: N802
         top_k = one(one(entry, "accuracy_param", {}), "top_k", 1)
