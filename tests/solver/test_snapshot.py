@@ -391,3 +391,25 @@ def test_what_cannot_be_understood_in_a_whole_sidecar(listing, prefix):
         new.sidecar.write_text(json.dumps({**body, "checksum": sidecar._checksum(body)}))
         with pytest.raises(SnapshotError, match=r"sidecar cannot be used|is damaged"):
             solver.restore(new.state)
+
+
+# -- limits ---------------------------------------------------------------------------------------------------------
+def test_what_protobuf_cannot_hold_goes_to_hdf5(listing, prefix, monkeypatch):
+    solver, _, new = two_snapshots(listing, prefix)
+    solver.step(1)
+    monkeypatch.setattr("poseidon.spec.binary.MAX_BINARY_BYTES", new.model.stat().st_size - 1)
+    with pytest.raises(SnapshotError, match=r"caffemodel.*protobuf's limit.*snapshot_format: HDF5"):
+        solver.snapshot()
+    monkeypatch.undo()
+    assert newest_good(prefix) == new.state
+
+
+def test_a_window_of_another_size_begins_anew(listing, prefix):
+    solver, _ = made(message(listing, prefix, "average_loss: 5"))
+    solver.step(4)
+    files = solver.snapshot()
+    resumed, heard = made(message(listing, prefix, "average_loss: 2"))
+    resumed.restore(files.state)
+    resumed.step(1)
+    (done,) = heard.of(events.IterationDone)
+    assert float(done.smoothed_loss) == float(done.loss)

@@ -86,6 +86,12 @@ def test_a_history_that_claims_more_than_the_file_holds(tmp_path):
     assert not is_good(path)
 
 
+def test_what_protobuf_cannot_hold_goes_to_hdf5(tmp_path, monkeypatch):
+    monkeypatch.setattr("poseidon.spec.binary.MAX_BINARY_BYTES", 50)
+    with pytest.raises(SnapshotError, match=r"SolverState has \d+ bytes.*set snapshot_format: HDF5"):
+        write_state(STATE, tmp_path / "s", as_hdf5=False)
+
+
 def test_no_iteration(tmp_path):
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(SnapshotError, match="names no iteration"), open_state(tmp_path / "empty"):

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from poseidon.errors import SolverError
 from poseidon.solver import Action, Solver, events
+from poseidon.solver.passes import PassResult
+from poseidon.solver.testing import run_test
 from tests.solver.small import made, net_message, solver_message, values
 
 
@@ -65,3 +68,14 @@ def test_a_test_of_no_batches_gives_no_scores(listing):
     solver, recorder = made(solver_message(net_message(listing), "test_interval: 2 test_iter: 0"))
     solver.test_all()
     assert recorder.of(events.TestDone) == [events.TestDone(0, 0, None, ())]
+
+
+def test_outputs_of_changing_shape_have_no_mean(listing):
+    solver, _ = made(solver_message(net_message(listing)))
+    shapes = iter([(2,), (3,)])
+
+    def run(*, backward):
+        return PassResult(torch.zeros(()), {"loss": torch.zeros(next(shapes))})
+
+    with pytest.raises(SolverError, match=r"output 'loss' of the test net had shape \(2,\) in one batch and \(3,\)"):
+        run_test(solver.net, run, 2, lambda: False, compute_loss=False)
