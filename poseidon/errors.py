@@ -8,6 +8,7 @@
     ├── DataError                 a data source or record that cannot be read (path, key or line)
     ├── SolverError               solver settings that contradict each other or the net
     │   └── SnapshotError         a snapshot that is damaged, incomplete or of another net
+    ├── PlanError                 a communication plan, or what it is made from, that is damaged or does not fit the net
     └── UsageError                a command or call used wrongly: flags, arguments, missing extras
 
 Messages follow one pattern: the thing, what was expected, what came, what to do.
@@ -46,6 +47,10 @@ class SolverError(PoseidonError):
 
 class SnapshotError(SolverError):
     """A snapshot that is damaged, incomplete or belongs to another net."""
+
+
+class PlanError(PoseidonError):
+    """A communication plan, or what it is made from, that is damaged or does not fit the net."""
 
 
 class UsageError(PoseidonError):

@@ -1,0 +1,52 @@
+"""The communication plan: decided before the run, by arithmetic alone.
+
+    profile (the net) + cluster ── planner ── plan ── simulate
+
+Nothing here computes with tensors, opens sockets or looks at a clock.
+"""
+
+from __future__ import annotations
+
+from poseidon.plan.cluster import PAYLOAD_SHARE, Cluster, parse_bandwidth, parse_nodes, parse_seconds
+from poseidon.plan.commplan import WIRES, CommPlan, Scheme, Send, Unit, parse_scheme
+from poseidon.plan.cost import Cost, CostModel, Load
+from poseidon.plan.fits import check_fits
+from poseidon.plan.order import Order
+from poseidon.plan.planner import make_plan
+from poseidon.plan.profile import FactorShape, LayerProfile, NetProfile, ParamProfile, RowShape
+from poseidon.plan.request import Override, PlanRequest, parse_overrides
+from poseidon.plan.simulate import Event, Timeline, simulate
+from poseidon.plan.table import PlanTable, plan_table
+
+__all__ = [
+    "PAYLOAD_SHARE",
+    "WIRES",
+    "Cluster",
+    "CommPlan",
+    "Cost",
+    "CostModel",
+    "Event",
+    "FactorShape",
+    "LayerProfile",
+    "Load",
+    "NetProfile",
+    "Order",
+    "Override",
+    "ParamProfile",
+    "PlanRequest",
+    "PlanTable",
+    "RowShape",
+    "Scheme",
+    "Send",
+    "Timeline",
+    "Unit",
+    "check_fits",
+    "make_plan",
+    "parse_bandwidth",
+    "parse_nodes",
+    "parse_overrides",
+    "parse_scheme",
+    "parse_seconds",
+    "plan_table",
+    "simulate",
+]

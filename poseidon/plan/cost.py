@@ -1,0 +1,255 @@
+"""What a scheme costs: bytes through a node's interface, seconds on the link, work on the device.
+
+P workers on N nodes, g of them on this node and x = g / P. A worker sees a weight of M × N' elements of e bytes, as K
+rows of factors; L = max(M, N'), S = min(M, N'). On the wire a dense element takes w bytes: w = e, or 2 where bf16 or
+fp16 is asked for. Factors and rows always travel in full width. B = w · elements.
+
+Workers of a node combine through its memory, and one copy crosses the wire. A node sends, per iteration:
+
+    RING            2 · B · (N − 1) / N                                       all-reduce among nodes
+    SERVER          B · (1 − x)  +  gather(B · x)                             push shards, pull them
+    FACTORS         gather(e · g · K · (M + N'))
+    FACTOR_SERVER   gather(e · g · K · S) + e · g · K · L · (1 − x)  +  gather(w · M · N' · x)
+    ROWS            gather(min(g · r, total) · (e · width + 4))               a row travels with its number
+
+Owners are all workers, 1/P each. gather(b) hands every node's block of b bytes around a ring of neighbours: a node
+sends all blocks but its successor's, and receives all but its own. With one worker per node this is
+
+    RING, SERVER    2 · B · (P − 1) / P
+    FACTORS         e · K · (M + N') · (P − 1)
+    FACTOR_SERVER   e · (P − 1) · (K · S + K · L / P)  +  w · M · N' · (P − 1) / P
+    ROWS            (P − 1) · r · (e · width + 4)
+
+A bias that rides on a weight costs nothing beside that weight's factors.
+
+Seconds: the wire carries max(sent, received) of the node where that is most, at β; messages follow one another in
+2 (N − 1) steps (FACTORS: N − 1; ROWS: sizes go round first) of α, during which o of each is the host's own. A node with
+several workers moves through its memory (2 g + 1) · elements · e for a dense unit (read all, write the sum, all read
+it), the factors of its workers once, the pulled slices g times, rows twice.
+
+Device: FACTORS rebuilds the other workers' part of the sum, 2 · (P − 1) · K · M · N' FLOP. FACTOR_SERVER costs no more
+than the local 2 · K · M · N' that it replaces. Updates: every element, or 1/P of them where owners update.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from poseidon.plan.cluster import Cluster
+from poseidon.plan.commplan import Scheme
+from poseidon.plan.profile import FactorShape, RowShape
+
+ROW_NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a unit has to carry."""
+
+    num_elems: int
+    elem_bytes: int
+    factors: FactorShape | None = None
+    rows: RowShape | None = None
+
+    @property
+    def slab_elems(self) -> int:
+        """One slice of the larger dimension, the least a FACTOR_SERVER can send."""
+        factors = _factors_of(self)
+        return min(factors.outputs, factors.inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """One leg of an exchange: bytes each node sends and receives, and messages that follow one another.
+
+    `is_pull` marks the leg that comes after the owners' update, `is_once` what goes with a unit's first send only.
+    """
+
+    sent: tuple[float, ...]
+    received: tuple[float, ...]
+    num_steps: int
+    local_bytes: float = 0.0
+    is_pull: bool = False
+    is_once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """A leg in seconds: `wire_s` and `local_s` for the whole unit, the other two again for every send."""
+
+    wire_s: float = 0.0
+    local_s: float = 0.0
+    latency_s: float = 0.0
+    overhead_s: float = 0.0
+
+    def __add__(self, other: Leg) -> Leg:
+        return Leg(
+            self.wire_s + other.wire_s,
+            self.local_s + other.local_s,
+            self.latency_s + other.latency_s,
+            self.overhead_s + other.overhead_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a unit costs by one scheme: bytes the busiest node sends, the legs, and the device's work afterwards.
+
+    `once_s` is the wire's time for what goes with the first send, beside its share of the legs.
+    """
+
+    bytes_sent: float
+    once_s: float
+    push: Leg
+    pull: Leg
+    apply_s: float
+
+    @property
+    def push_wire_s(self) -> float:
+        return self.once_s + self.push.wire_s
+
+    @property
+    def wire_s(self) -> float:
+        return self.push_wire_s + self.pull.wire_s
+
+
+class CostModel:
+    """Costs on one cluster, with one width on the wire."""
+
+    def __init__(self, cluster: Cluster, wire: str = "fp32") -> None:
+        self.cluster = cluster
+        self.wire = wire
+        self._shares = [workers / cluster.num_workers for workers in cluster.node_workers]
+        self._most_workers = max(cluster.node_workers)
+
+    def cost(self, scheme: Scheme, load: Load) -> Cost:
+        """Of a whole unit."""
+        phases = _PHASES[scheme](self, load)
+        sent = [math.fsum(phase.sent[node] for phase in phases) for node in range(self.cluster.num_nodes)]
+        once_s = math.fsum(self._leg(phase).wire_s for phase in phases if phase.is_once)
+        push = sum((self._leg(phase) for phase in phases if not (phase.is_pull or phase.is_once)), Leg())
+        pull = sum((self._leg(phase) for phase in phases if phase.is_pull), Leg())
+        return Cost(max(sent), once_s, push, pull, self._apply_s(scheme, load))
+
+    def wire_bytes(self, load: Load) -> int:
+        """Of one dense element."""
+        return load.elem_bytes if self.wire == "fp32" else min(load.elem_bytes, 2)
+
+    # -- the schemes' legs ------------------------------------------------------------------------------------------
+    def _local(self, load: Load) -> list[Phase]:
+        return []
+
+    def _ring(self, load: Load) -> list[Phase]:
+        num_nodes = self.cluster.num_nodes
+        each = (2 * self.wire_bytes(load) * load.num_elems * (num_nodes - 1) / num_nodes,) * num_nodes
+        return [Phase(each, each, 2 * (num_nodes - 1), self._dense_memory(load))]
+
+    def _server(self, load: Load) -> list[Phase]:
+        others = self.cluster.num_nodes - 1
+        dense = self.wire_bytes(load) * load.num_elems
+        push = Phase(
+            sent=tuple(dense * (1 - share) for share in self._shares),
+            received=tuple(dense * share * others for share in self._shares),
+            num_steps=others,
+            local_bytes=self._dense_memory(load),
+        )
+        return [push, self._pull(dense)]
+
+    def _factors(self, load: Load) -> list[Phase]:
+        each = self._factor_bytes(load)
+        blocks = [workers * each for workers in self.cluster.node_workers]
+        return [self._gather(blocks, local_bytes=self._once_if_shared(each))]
+
+    def _factor_server(self, load: Load) -> list[Phase]:
+        factors = _factors_of(load)
+        larger, smaller = max(factors.outputs, factors.inputs), min(factors.outputs, factors.inputs)
+        row_bytes = factors.rows * load.elem_bytes
+        whole = self._gather([workers * row_bytes * smaller for workers in self.cluster.node_workers], is_once=True)
+        slices = tuple(
+            workers * row_bytes * larger * (1 - share)
+            for workers, share in zip(self.cluster.node_workers, self._shares, strict=True)
+        )
+        push = Phase(slices, slices, whole.num_steps, self._once_if_shared(self._factor_bytes(load)))
+        num_elems = larger * smaller
+        read = self._once_if_shared(load.elem_bytes * num_elems)
+        return [whole, push, self._pull(self.wire_bytes(load) * num_elems, local_bytes=read)]
+
+    def _rows(self, load: Load) -> list[Phase]:
+        assert load.rows is not None
+        row_bytes = load.elem_bytes * load.rows.width + ROW_NUMBER_BYTES
+        blocks = [
+            min(workers * load.rows.touched, load.rows.total) * row_bytes for workers in self.cluster.node_workers
+        ]
+        local = 2 * self._once_if_shared(load.rows.touched * row_bytes)
+        gathered = self._gather(blocks, local_bytes=local)
+        return [Phase(gathered.sent, gathered.received, 2 * gathered.num_steps, local)]
+
+    # -- what they are made of --------------------------------------------------------------------------------------
+    def _gather(
+        self, blocks: Sequence[float], local_bytes: float = 0.0, *, is_pull: bool = False, is_once: bool = False
+    ) -> Phase:
+        total = math.fsum(blocks)
+        successors = [*blocks[1:], blocks[0]]
+        return Phase(
+            sent=tuple(total - block for block in successors),
+            received=tuple(total - block for block in blocks),
+            num_steps=len(blocks) - 1,
+            local_bytes=local_bytes,
+            is_pull=is_pull,
+            is_once=is_once,
+        )
+
+    def _pull(self, dense_bytes: float, local_bytes: float = 0.0) -> Phase:
+        return self._gather([dense_bytes * share for share in self._shares], local_bytes, is_pull=True)
+
+    def _factor_bytes(self, load: Load) -> float:
+        factors = _factors_of(load)
+        return load.elem_bytes * factors.rows * (factors.outputs + factors.inputs)
+
+    def _dense_memory(self, load: Load) -> float:
+        busiest = self._most_workers
+        return (2 * busiest + 1) * load.num_elems * load.elem_bytes if busiest > 1 else 0.0
+
+    def _once_if_shared(self, worker_bytes: float) -> float:
+        """Bytes through a node's memory if each of its workers moves this many to share them."""
+        return self._most_workers * worker_bytes if self._most_workers > 1 else 0.0
+
+    # -- seconds ----------------------------------------------------------------------------------------------------
+    def _leg(self, phase: Phase) -> Leg:
+        cluster = self.cluster
+        return Leg(
+            wire_s=8 * max(*phase.sent, *phase.received) / cluster.bandwidth_bps,
+            local_s=8 * phase.local_bytes / cluster.local_bps,
+            latency_s=phase.num_steps * cluster.latency_s,
+            overhead_s=phase.num_steps * cluster.overhead_s,
+        )
+
+    def _apply_s(self, scheme: Scheme, load: Load) -> float:
+        cluster = self.cluster
+        if scheme is Scheme.LOCAL:
+            return 0.0
+        owned = cluster.num_workers if scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER) else 1
+        update_s = 8 * load.elem_bytes * load.num_elems / owned / cluster.update_bps
+        if scheme is not Scheme.FACTORS:
+            return update_s
+        factors = _factors_of(load)
+        rebuilt = 2 * (cluster.num_workers - 1) * factors.rows * factors.outputs * factors.inputs
+        return update_s + rebuilt / cluster.flops
+
+
+def _factors_of(load: Load) -> FactorShape:
+    assert load.factors is not None, "only a unit with factors can travel as factors"
+    return load.factors
+
+
+_PHASES: dict[Scheme, Callable[[CostModel, Load], list[Phase]]] = {
+    Scheme.LOCAL: CostModel._local,
+    Scheme.RING: CostModel._ring,
+    Scheme.SERVER: CostModel._server,
+    Scheme.FACTORS: CostModel._factors,
+    Scheme.FACTOR_SERVER: CostModel._factor_server,
+    Scheme.ROWS: CostModel._rows,
+}
+assert set(_PHASES) == set(Scheme), "every scheme has a cost"

@@ -1,0 +1,77 @@
+"""Whether a plan is one for a net: a plan that was saved may meet a net that has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from poseidon.errors import PlanError
+from poseidon.plan.commplan import CommPlan, Scheme, Unit
+from poseidon.plan.profile import NetProfile, ParamProfile
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What plan and net must agree on about a parameter."""
+
+    shape: tuple[int, ...]
+    is_local: bool
+
+    def __str__(self) -> str:
+        return f"shape {self.shape}{', staying local' if self.is_local else ''}"
+
+
+def check_fits(plan: CommPlan, profile: NetProfile) -> None:
+    """Raises unless plan and net have the same parameters, with the structure the plan makes use of."""
+    _check_params(plan, profile)
+    params = {param.name: param for param in profile.params}
+    for unit in plan.units:
+        _check_structure(plan, unit, [params[name] for name in unit.params])
+    if plan.barrier != profile.needs_all_gradients:
+        with_clipping, without = ("plan", "solver") if plan.barrier else ("solver", "plan")
+        raise PlanError(f"the {with_clipping} has clip_gradients, the {without} has not: make a new plan")
+
+
+def _check_params(plan: CommPlan, profile: NetProfile) -> None:
+    planned = {
+        name: _Held(shape, unit.scheme is Scheme.LOCAL)
+        for unit in plan.units
+        for name, shape in zip(unit.params, unit.shapes, strict=True)
+    }
+    alone = plan.cluster.num_workers == 1
+    there = {param.name: _Held(param.shape, alone or not param.learns) for param in profile.params}
+    if planned.keys() != there.keys():
+        raise PlanError(
+            f"the plan is for another net; in the net only: {_some(there.keys() - planned.keys())}; "
+            f"in the plan only: {_some(planned.keys() - there.keys())}; make a new plan"
+        )
+    for name, held in there.items():
+        if planned[name] != held:
+            raise PlanError(
+                f"the plan does not fit parameter {name!r}: it expects {planned[name]}, the net has {held}; "
+                "make a new plan"
+            )
+
+
+def _check_structure(plan: CommPlan, unit: Unit, params: list[ParamProfile]) -> None:
+    first, *others = params
+    has_factors = first.factors is not None and all(param.rides_with == first.name for param in others)
+    has_rows = first.rows is not None and not others
+    needed = {Scheme.FACTORS: has_factors, Scheme.FACTOR_SERVER: has_factors, Scheme.ROWS: has_rows}
+    if not needed.get(unit.scheme, True):
+        raise PlanError(
+            f"the plan sends {', '.join(unit.params)} by {unit.scheme.name}, but the net has no such structure there: "
+            "make a new plan"
+        )
+    if unit.scheme.is_dense and len({param.elem_bytes for param in params}) > 1:
+        raise PlanError(f"the plan fuses {', '.join(unit.params)}, whose elements differ in size: make a new plan")
+    if unit.scheme is Scheme.FACTOR_SERVER and first.factors is not None:
+        slice_elems = min(first.factors.outputs, first.factors.inputs)
+        if any(send.unit == unit.index and send.start % slice_elems for send in plan.order):
+            raise PlanError(f"the plan cuts {first.name} inside of a slice of {slice_elems} elements: make a new plan")
+
+
+def _some(names: Iterable[str]) -> str:
+    found = sorted(names)
+    more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+    return ", ".join(found[:5]) + more if found else "none"

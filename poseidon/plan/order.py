@@ -1,0 +1,152 @@
+"""Units made ready for the link: small ones fused, large ones cut, and all pieces put in order.
+
+Fusing: dense bundles of one scheme and element size, neighbours among their like, are put together in backward order
+until a unit has at least `fuse_bytes`. So a small bias or Scale goes with what becomes ready next to it, and the first
+layers' unit, which nobody can hide, is what is left over: small.
+
+Cutting: a dense unit above `chunk_bytes` becomes the fewest pieces of nearly equal length that are not above it. A
+FACTOR_SERVER unit can be cut too, if asked for: into slabs of whole slices of the larger dimension; the factor that
+every owner needs whole goes with the first.
+
+Order, one for all workers, made beforehand:
+
+    READY     as gradients become final: backward order, each unit whole
+    NEEDED    the link is played: whenever it can take another piece, it takes one of those ready whose layer comes
+              first in the next forward pass; a unit needed sooner so overtakes the rest of a bulky one
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+
+from poseidon.plan.bundles import Bundle
+from poseidon.plan.commplan import Scheme, Send
+from poseidon.plan.cost import Cost, CostModel, Leg, Load
+from poseidon.plan.link import Link, Operation, operation
+from poseidon.plan.profile import ParamProfile
+
+
+class Order(enum.Enum):
+    READY = "ready"
+    NEEDED = "needed"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A unit in the making. `place` is the layer at which it becomes ready, and is needed."""
+
+    params: tuple[ParamProfile, ...]
+    scheme: Scheme
+    place: int
+    load: Load
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements [start, stop) of a unit, and their way over the link.
+
+    `pull` is the leg that waits for a barrier; None if there is no such leg, or no barrier: then `push` is all of it.
+    """
+
+    unit: int
+    start: int
+    stop: int
+    push: Operation
+    pull: Operation | None
+
+
+def fuse(
+    bundles: Sequence[Bundle], schemes: Sequence[Scheme], fuse_bytes: float, model: CostModel
+) -> tuple[Draft, ...]:
+    """The units of a net in forward order, given each bundle's scheme."""
+    groups: list[list[Bundle]] = []
+    chosen: list[Scheme] = []
+    open_groups: dict[tuple[Scheme, int], list[Bundle]] = {}
+    for bundle, scheme in zip(reversed(bundles), reversed(schemes), strict=True):
+        key = (scheme, bundle.load.elem_bytes)
+        group = open_groups.get(key) if scheme.is_dense else None
+        if group is None:
+            group = []
+            groups.append(group)
+            chosen.append(scheme)
+            open_groups[key] = group
+        group.append(bundle)
+        if sum(member.num_bytes for member in group) >= fuse_bytes:
+            del open_groups[key]
+    drafts = [_draft(group[::-1], scheme, model) for group, scheme in zip(groups, chosen, strict=True)]
+    drafts.reverse()
+    return tuple(sorted(drafts, key=lambda draft: draft.place))
+
+
+def _draft(group: Sequence[Bundle], scheme: Scheme, model: CostModel) -> Draft:
+    first = group[0].load
+    num_elems = sum(bundle.load.num_elems for bundle in group)
+    load = first if len(group) == 1 else Load(num_elems, first.elem_bytes)
+    params = tuple(param for bundle in group for param in bundle.params)
+    return Draft(params, scheme, min(bundle.place for bundle in group), load, model.cost(scheme, load))
+
+
+def cut(unit: int, draft: Draft, chunk_bytes: float, *, barrier: bool) -> list[Piece]:
+    """The pieces of a unit, first to last; one, if `chunk_bytes` is infinite."""
+    num_elems, slab = draft.load.num_elems, draft.load.slab_elems if draft.scheme is Scheme.FACTOR_SERVER else 1
+    num_slabs = num_elems // slab
+    most = max(int(min(chunk_bytes / (slab * draft.load.elem_bytes), num_slabs)), 1)
+    num_pieces = -(-num_slabs // most)
+    bounds = [*(slab * (num_slabs * i // num_pieces) for i in range(num_pieces)), num_elems]
+    pieces: list[Piece] = []
+    alike: dict[int, Piece] = {}
+    for start, stop in pairwise(bounds):
+        like = alike.get(stop - start)
+        if like is None:
+            pieces.append(piece_of(Send(unit, start, stop), num_elems, draft.cost, barrier=barrier))
+        else:
+            pieces.append(Piece(unit, start, stop, like.push, like.pull))
+        if start:  # the first may carry more than its like
+            alike[stop - start] = pieces[-1]
+    return pieces
+
+
+def piece_of(send: Send, num_elems: int, cost: Cost, *, barrier: bool) -> Piece:
+    """A send of a unit: all of it at once, or, if a barrier stands before the pull, in two legs."""
+    share = (send.stop - send.start) / num_elems
+    once_s = cost.once_s if send.start == 0 else 0.0
+    waits = barrier and cost.pull != Leg()
+    push = operation(cost.push if waits else cost.push + cost.pull, share, once_s)
+    return Piece(send.unit, send.start, send.stop, push, operation(cost.pull, share) if waits else None)
+
+
+def ready_order(pieces: Sequence[Sequence[Piece]], places: Sequence[int]) -> list[Piece]:
+    """All pieces of all units (`pieces[unit]`, each at `places[unit]`), in backward order."""
+    units = sorted(range(len(pieces)), key=lambda unit: -places[unit])
+    return [piece for unit in units for piece in pieces[unit]]
+
+
+def needed_order(
+    pieces: Sequence[Sequence[Piece]], places: Sequence[int], ready_s: Sequence[float], in_flight: int
+) -> list[Piece]:
+    """All pieces as the link takes them: of the units that are ready, the one needed first. `ready_s` is per layer."""
+    coming = sorted(range(len(pieces)), key=lambda unit: places[unit])  # the last entry becomes ready first
+    waiting: list[tuple[int, int]] = []
+    sent = [0] * len(pieces)
+    link = Link(in_flight)
+    order: list[Piece] = []
+    while coming or waiting:
+        now_s = link.next_start_s
+        if not waiting:
+            now_s = max(now_s, ready_s[places[coming[-1]]])
+        while coming and ready_s[places[coming[-1]]] <= now_s:
+            unit = coming.pop()
+            heappush(waiting, (places[unit], unit))
+        unit = waiting[0][1]
+        piece = pieces[unit][sent[unit]]
+        sent[unit] += 1
+        if sent[unit] == len(pieces[unit]):
+            heappop(waiting)
+        link.serve(ready_s[places[unit]], piece.push)
+        order.append(piece)
+    return order

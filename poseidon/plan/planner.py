@@ -1,0 +1,321 @@
+"""Planner: the plan with the shortest predicted iteration, not the fewest bytes.
+
+Chosen together: the scheme of every bundle, from what size on small units are left alone, how large ones are cut, and
+the order. A candidate is played (`simulate.py`); of two that take equally long, the one with less time on the link
+counts, then the one with fewer sends, then the READY order, which no delay can upset.
+
+Schemes: all combinations if they are few, most promising first, as long as a lower bound leaves hope; otherwise from
+two starts (fewest bytes; all RING) one decision is changed at a time while that helps. Bundles without structure then
+are one decision. Every candidate's sizes and orders are tried.
+
+Same input, same plan: only +, −, ·, / and comparisons decide, in an order that does not depend on dicts or sets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from poseidon.plan.bundles import Bundle, bundles_of
+from poseidon.plan.cluster import Cluster
+from poseidon.plan.commplan import CommPlan, Scheme, Send, Unit
+from poseidon.plan.cost import Cost, CostModel
+from poseidon.plan.order import Draft, Order, Piece, cut, fuse, needed_order, ready_order
+from poseidon.plan.profile import NetProfile, ParamProfile
+from poseidon.plan.request import PlanRequest, allowed_schemes
+from poseidon.plan.simulate import Job, Passes, iteration_seconds
+
+MOST_COMBINATIONS = 256
+
+Schemes = tuple[Scheme, ...]
+"""One scheme per bundle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How units are fused, cut and ordered."""
+
+    fuse_bytes: float
+    chunk_bytes: float
+    order: Order
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Rank:
+    """What makes one candidate better than another, field by field; seconds to the picosecond, below which is noise."""
+
+    iteration_s: float
+    network_s: float
+    num_sends: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A candidate that was played."""
+
+    schemes: Schemes
+    layout: Layout
+    drafts: tuple[Draft, ...]
+    order: list[Piece]
+    iteration_s: float
+    rank: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Bundles that get the same scheme, and what it may be."""
+
+    bundles: tuple[int, ...]
+    options: Schemes
+
+
+def make_plan(profile: NetProfile, cluster: Cluster, request: PlanRequest | None = None) -> CommPlan:
+    """The best plan found for a net on a cluster."""
+    request = request or PlanRequest()
+    parts = bundles_of(profile, alone=cluster.num_workers == 1)
+    search = Search(profile, cluster, request, parts.travelling)
+    best = search.best()
+    units = [search.unit(index, draft, best) for index, draft in enumerate(best.drafts)]
+    if parts.local:
+        units.append(_local_unit(len(units), parts.local, alone=cluster.num_workers == 1))
+    return CommPlan(
+        units=tuple(units),
+        order=tuple(Send(piece.unit, piece.start, piece.stop) for piece in best.order),
+        barrier=profile.needs_all_gradients,
+        cluster=cluster,
+        wire=request.wire,
+        in_flight=request.in_flight,
+        iteration_s=best.iteration_s,
+        compute_s=profile.compute_s,
+    )
+
+
+class Search:
+    """The candidates for one net on one cluster."""
+
+    def __init__(self, profile: NetProfile, cluster: Cluster, request: PlanRequest, bundles: Sequence[Bundle]) -> None:
+        self._bundles = bundles
+        self._request = request
+        self._model = CostModel(cluster, request.wire)
+        self._passes = Passes(profile)
+        self._barrier = profile.needs_all_gradients
+        self._compute_s = profile.compute_s
+        self._costs = [{scheme: self._model.cost(scheme, b.load) for scheme in b.schemes} for b in bundles]
+        self._allowed = [
+            self._undominated(index, allowed) for index, allowed in enumerate(allowed_schemes(bundles, request))
+        ]
+        self._layouts = [
+            Layout(*sizes) for sizes in itertools.product(request.fuse_bytes, request.chunk_bytes, request.orders)
+        ]
+
+    def best(self) -> Trial:
+        """The best candidate."""
+        decisions = self._decisions()
+        if math.prod(len(decision.options) for decision in decisions) <= MOST_COMBINATIONS:
+            return self._best_combination(decisions)
+        starts = [self._cheapest(), tuple(allowed[0] for allowed in self._allowed)]
+        return min((self._improved(start, decisions) for start in starts), key=lambda trial: trial.rank)
+
+    # -- what there is to decide ------------------------------------------------------------------------------------
+    def _undominated(self, index: int, allowed: Schemes) -> Schemes:
+        """Without a barrier RING and SERVER fill the link alike: only the better one is worth trying."""
+        if self._barrier or not {Scheme.RING, Scheme.SERVER} <= set(allowed):
+            return allowed
+        ring, server = self._costs[index][Scheme.RING], self._costs[index][Scheme.SERVER]
+        if _no_worse(ring, server):
+            return tuple(scheme for scheme in allowed if scheme is not Scheme.SERVER)
+        if _no_worse(server, ring):
+            return tuple(scheme for scheme in allowed if scheme is not Scheme.RING)
+        return allowed
+
+    def _decisions(self) -> list[Decision]:
+        """One per bundle; if that gives too many combinations, one for all bundles that differ in nothing but size."""
+        single = [Decision((index,), options) for index, options in enumerate(self._allowed)]
+        if math.prod(len(decision.options) for decision in single) <= MOST_COMBINATIONS:
+            return single
+        plain: dict[Schemes, list[int]] = {}
+        for index, options in enumerate(self._allowed):
+            if all(scheme.is_dense for scheme in options):
+                plain.setdefault(options, []).append(index)
+        together = [Decision(tuple(indices), options) for options, indices in plain.items()]
+        taken = {index for indices in plain.values() for index in indices}
+        return together + [decision for decision in single if decision.bundles[0] not in taken]
+
+    def _with(self, schemes: Schemes, decision: Decision, scheme: Scheme) -> Schemes:
+        changed = list(schemes)
+        for index in decision.bundles:
+            changed[index] = scheme
+        return tuple(changed)
+
+    def _cheapest(self) -> Schemes:
+        return tuple(
+            min(allowed, key=lambda scheme: costs[scheme].bytes_sent)
+            for allowed, costs in zip(self._allowed, self._costs, strict=True)
+        )
+
+    # -- searching --------------------------------------------------------------------------------------------------
+    def _best_combination(self, decisions: Sequence[Decision]) -> Trial:
+        bounded = sorted(self._combinations(decisions), key=lambda entry: entry[0])
+        best = self._best_layout(bounded[0][1], self._layouts)
+        for bound_s, schemes in bounded[1:]:
+            if bound_s > best.rank.iteration_s:
+                break
+            best = min(best, self._best_layout(schemes, self._layouts), key=lambda trial: trial.rank)
+        return best
+
+    def _combinations(self, decisions: Sequence[Decision]) -> Iterator[tuple[float, Schemes]]:
+        """Every combination with its lower bound."""
+        for chosen in itertools.product(*(decision.options for decision in decisions)):
+            schemes = tuple(allowed[0] for allowed in self._allowed)
+            for decision, scheme in zip(decisions, chosen, strict=True):
+                schemes = self._with(schemes, decision, scheme)
+            yield self._bound_s(schemes), schemes
+
+    def _improved(self, start: Schemes, decisions: Sequence[Decision]) -> Trial:
+        """One decision changed at a time, in the layout at hand; then all layouts again; until neither helps."""
+        best = self._best_layout(start, self._layouts)
+        while True:
+            before = best.rank
+            for decision in decisions:
+                for scheme in decision.options:
+                    if scheme is not best.schemes[decision.bundles[0]]:
+                        other = self._best_layout(self._with(best.schemes, decision, scheme), [best.layout])
+                        best = min(best, other, key=lambda trial: trial.rank)
+            if best.rank == before:
+                return best
+            best = min(best, self._best_layout(best.schemes, self._layouts), key=lambda trial: trial.rank)
+
+    def _bound_s(self, schemes: Schemes) -> float:
+        """No layout can be faster: the device does its work, and the link carries what backward's last part gives.
+
+        The bundles up to a layer are ready when backward has passed it, or later, and forward has that layer and all
+        behind it still to run when the last of them has arrived.
+        """
+        passes = self._passes
+        costs = [costs[scheme] for costs, scheme in zip(self._costs, schemes, strict=True)]
+        bound_s = self._compute_s + math.fsum(cost.apply_s for cost in costs)
+        forward_s = math.fsum(passes.forward_s)
+        carried_s = passed_s = 0.0
+        layer = 0
+        for bundle, cost in zip(self._bundles, costs, strict=True):
+            passed_s += math.fsum(passes.forward_s[layer : bundle.place])
+            layer = bundle.place
+            carried_s += cost.push_wire_s if self._barrier else cost.wire_s
+            left_s = forward_s if self._barrier else forward_s - passed_s
+            bound_s = max(bound_s, passes.ready_s[bundle.place] + carried_s + left_s + passes.between_s)
+        return bound_s * (1 - 1e-12)  # sums in another order must not rule out the best
+
+    # -- playing ----------------------------------------------------------------------------------------------------
+    def _best_layout(self, schemes: Schemes, layouts: Sequence[Layout]) -> Trial:
+        best: Trial | None = None
+        played: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        for fuse_bytes, fused_alike in itertools.groupby(layouts, key=lambda layout: layout.fuse_bytes):
+            drafts = fuse(self._bundles, schemes, fuse_bytes, self._model)
+            members = tuple(len(draft.params) for draft in drafts)
+            for chunk_bytes, cut_alike in itertools.groupby(fused_alike, key=lambda layout: layout.chunk_bytes):
+                pieces = [self._cut(unit, draft, chunk_bytes) for unit, draft in enumerate(drafts)]
+                counts = tuple(len(group) for group in pieces)
+                if (members, counts) in played:
+                    continue
+                played.add((members, counts))
+                for layout in cut_alike:
+                    trial = self._play(schemes, layout, drafts, pieces)
+                    if best is None or trial.rank < best.rank:
+                        best = trial
+        assert best is not None, "a request has candidates"
+        return best
+
+    def _cut(self, unit: int, draft: Draft, chunk_bytes: float) -> list[Piece]:
+        cuts_slices = draft.scheme is Scheme.FACTOR_SERVER and self._request.cuts_factor_server
+        most_bytes = chunk_bytes if draft.scheme.is_dense or cuts_slices else math.inf
+        return cut(unit, draft, most_bytes, barrier=self._barrier)
+
+    def _play(
+        self, schemes: Schemes, layout: Layout, drafts: tuple[Draft, ...], pieces: Sequence[list[Piece]]
+    ) -> Trial:
+        in_flight = self._request.in_flight
+        places = [draft.place for draft in drafts]
+        if layout.order is Order.READY:
+            order = ready_order(pieces, places)
+        else:
+            order = needed_order(pieces, places, self._passes.ready_s, in_flight)
+        jobs = [Job(draft.place, draft.cost.apply_s) for draft in drafts]
+        iteration_s = iteration_seconds(self._passes, jobs, order, in_flight, barrier=self._barrier)
+        network_s = math.fsum(_seconds(piece) for piece in order)
+        rank = Rank(round(iteration_s, 12), round(network_s, 12), len(order))
+        return Trial(schemes, layout, drafts, order, iteration_s, rank)
+
+    # -- the result -------------------------------------------------------------------------------------------------
+    def unit(self, index: int, draft: Draft, best: Trial) -> Unit:
+        """A draft of the best candidate as a unit of the plan."""
+        by_structure = self._structured_cost(draft)
+        return Unit(
+            index=index,
+            params=tuple(param.name for param in draft.params),
+            shapes=tuple(param.shape for param in draft.params),
+            num_elems=draft.load.num_elems,
+            scheme=draft.scheme,
+            dense_bytes=round(self._model.cost(Scheme.RING, draft.load).bytes_sent),
+            factor_bytes=None if by_structure is None else round(by_structure.bytes_sent),
+            bytes_sent=round(draft.cost.bytes_sent),
+            seconds=math.fsum(_seconds(piece) for piece in best.order if piece.unit == index),
+            reason=self._reason(draft, best),
+        )
+
+    def _structured_cost(self, draft: Draft) -> Cost | None:
+        if draft.load.factors is not None:
+            return self._model.cost(Scheme.FACTORS, draft.load)
+        return None if draft.load.rows is None else self._model.cost(Scheme.ROWS, draft.load)
+
+    def _reason(self, draft: Draft, best: Trial) -> str:
+        members = {param.name for param in draft.params}
+        inside = [i for i, bundle in enumerate(self._bundles) if bundle.params[0].name in members]
+        request = self._request
+        if request.scheme is not None or any(o.matches(self._bundles[i]) for o in request.overrides for i in inside):
+            return "asked for"
+        if len(inside) > 1:
+            return f"{len(members)} parameters small enough to travel together"
+        others = [scheme for scheme in self._allowed[inside[0]] if scheme is not draft.scheme]
+        if not others:
+            return "a dense gradient, without factors or rows"
+        decision = Decision((inside[0],), tuple(others))
+        longer = []
+        for scheme in others:
+            trial = self._best_layout(self._with(best.schemes, decision, scheme), [best.layout])
+            longer.append(f"{scheme.name} {(trial.iteration_s - best.iteration_s) * 1e3:+.1f} ms")
+        return f"otherwise the iteration changes by {', '.join(longer)}"
+
+
+def _seconds(piece: Piece) -> float:
+    return piece.push.total_s + (0.0 if piece.pull is None else piece.pull.total_s)
+
+
+def _no_worse(one: Cost, other: Cost) -> bool:
+    """Whether every part of one cost is at most the other's, but for rounding."""
+    mine, others = one.push + one.pull, other.push + other.pull
+    pairs = [
+        (one.once_s, other.once_s),
+        (mine.wire_s, others.wire_s),
+        (mine.local_s, others.local_s),
+        (mine.latency_s, others.latency_s),
+        (mine.overhead_s, others.overhead_s),
+        (one.apply_s, other.apply_s),
+    ]
+    return all(a <= b * (1 + 1e-12) for a, b in pairs)
+
+
+def _local_unit(index: int, params: Sequence[ParamProfile], *, alone: bool) -> Unit:
+    return Unit(
+        index=index,
+        params=tuple(param.name for param in params),
+        shapes=tuple(param.shape for param in params),
+        num_elems=sum(param.num_elems for param in params),
+        scheme=Scheme.LOCAL,
+        dense_bytes=0,
+        factor_bytes=None,
+        bytes_sent=0,
+        seconds=0.0,
+        reason="one worker has nobody to exchange with" if alone else "does not learn",
+    )
