@@ -8,6 +8,9 @@
     ├── DataError                 a data source or record that cannot be read (path, key or line)
     ├── SolverError               solver settings that contradict each other or the net
     │   └── SnapshotError         a snapshot that is damaged, incomplete or of another net
+    ├── TransportError            workers cannot reach each other, or do not agree on what to exchange
+    │   ├── PeerLost              a worker died, hangs, was cut off or gave up; names its rank and host
+    │   └── TransportTimeout      an exchange took longer than allowed although nobody is known to be lost
     ├── PlanError                 a communication plan, or what it is made from, that is damaged or does not fit the net
     └── UsageError                a command or call used wrongly: flags, arguments, missing extras
 
@@ -51,6 +54,22 @@ class SnapshotError(SolverError):
 
 class PlanError(PoseidonError):
     """A communication plan, or what it is made from, that is damaged or does not fit the net."""
+
+
+class TransportError(PoseidonError):
+    """Workers cannot reach each other, or do not agree on what to exchange. `ranks`: whom it is about."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class PeerLost(TransportError):  # noqa: N818 (read as "except PeerLost")
+    """Workers that died, hang, were cut off or gave up."""
+
+
+class TransportTimeout(TransportError):  # noqa: N818
+    """An exchange that took longer than allowed although nobody is known to be lost."""
 
 
 class UsageError(PoseidonError):
