@@ -26,6 +26,13 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
+def memory_order(x: Tensor) -> torch.memory_format:
+    """The order a 4-D tensor's memory runs in, channels last or plain."""
+    # With one channel or one position both hold; plain is what torch itself then assumes.
+    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
 def convolved_channels_last(x: Tensor, weight: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
     """`run(x)`, a convolution with `weight`, in the memory order that suits both; the result is channels-last.
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from poseidon.net.layers.layout import channels_last
+from poseidon.net.layers.layout import channels_last, memory_order
 from poseidon.net.layers.pool_window import PoolWindow
 
 LOWEST = torch.finfo(torch.float32).min
@@ -53,7 +53,7 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: PoolWindow) -> tuple[Tensor, Tensor]:
         ctx.options = (window.kernel, window.stride, window.pad, (1, 1), window.rounds_up)
-        ctx.bottom = x.shape, x.stride()
+        ctx.bottom = x.shape, memory_order(x)
         y, indices = torch.ops.aten.max_pool2d_with_indices(x, *ctx.options)
         ctx.save_for_backward(indices)
         ctx.mark_non_differentiable(indices)
@@ -64,7 +64,8 @@ class _MaxPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor, None]:
         (indices,) = ctx.saved_tensors
         grad, bottom = _matched(grad, *ctx.bottom)
-        return torch.ops.aten.max_pool2d_with_indices_backward(grad, bottom, *ctx.options, indices), None
+        backward = torch.ops.aten.max_pool2d_with_indices_backward.grad_input
+        return backward(grad, bottom, *ctx.options, indices, grad_input=bottom), None
 
 
 class _AveragePool(torch.autograd.Function):
@@ -73,20 +74,24 @@ class _AveragePool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: PoolWindow, divisor: int | None) -> Tensor:
         ctx.options = (window.kernel, window.stride, window.pad, window.rounds_up, True, divisor)
-        ctx.bottom = x.shape, x.stride()
+        ctx.bottom = x.shape, memory_order(x)
         return torch.ops.aten.avg_pool2d(x, *ctx.options)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         grad, bottom = _matched(grad, *ctx.bottom)
-        return torch.ops.aten.avg_pool2d_backward(grad, bottom, *ctx.options), None, None
+        backward = torch.ops.aten.avg_pool2d_backward.grad_input
+        return backward(grad, bottom, *ctx.options, grad_input=bottom), None, None
 
 
-def _matched(grad: Tensor, shape: torch.Size, stride: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The top's gradient in the bottom's memory order, and a stand-in for the bottom, never read nor written."""
-    bottom = torch.empty_strided(shape, stride, dtype=grad.dtype, device=grad.device)
-    if bottom.is_contiguous(memory_format=torch.channels_last):
+def _matched(grad: Tensor, shape: torch.Size, order: torch.memory_format) -> tuple[Tensor, Tensor]:
+    """The top's gradient in the bottom's memory order, and memory for the bottom's own.
+
+    torch wants the bottom as well, of which it reads the shape only: the same memory stands in for it.
+    """
+    bottom = torch.empty(shape, dtype=grad.dtype, device=grad.device, memory_format=order)
+    if order is torch.channels_last:
         grad = grad.contiguous(memory_format=torch.channels_last)  # or torch turns the larger result around, twice
     return grad, bottom
 
