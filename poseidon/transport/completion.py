@@ -1,0 +1,51 @@
+"""Completion: a Work that somebody else completes, once; whoever waits is woken then."""
+
+from __future__ import annotations
+
+import threading
+
+from poseidon.errors import TransportTimeout
+
+DEFAULT_LIMIT_S = 1800.0
+
+
+class Completion:
+    """`what` and `ranks` say in error texts what is waited for, and from whom."""
+
+    def __init__(self, what: str, ranks: tuple[int, ...] = (), limit_s: float = DEFAULT_LIMIT_S) -> None:
+        self.what = what
+        self.ranks = ranks
+        self._limit_s = limit_s
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+
+    def succeed(self) -> None:
+        self._end(None)
+
+    def fail(self, error: BaseException) -> None:
+        self._end(error)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        limit_s = self._limit_s if timeout_s is None else timeout_s
+        if not self._over.wait(limit_s):
+            raise TransportTimeout(f"{self.what}: not over after {limit_s:g} s", self.ranks)
+        if self._error is not None:
+            raise self._error
+
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def _end(self, error: BaseException | None) -> None:
+        # An operation may fail (a peer is lost) at the moment it succeeds: the first word counts.
+        with self._lock:
+            if not self._over.is_set():
+                self._error = error
+                self._over.set()
+
+
+def finished(what: str) -> Completion:
+    """The work of an operation that had nothing to do."""
+    completion = Completion(what)
+    completion.succeed()
+    return completion
