@@ -4,8 +4,9 @@
 
 Both contenders run in one process, taking turns, with the same weights and inputs; figures are medians. Peak memory is
 taken in processes of their own, in two ways: what torch's allocator hands out (parameters, and the highest sum of live
-tensors during a pass: exact, the same in every run), and the resident size of the whole process. The limit in each row is the largest ratio ours / PyTorch that is acceptable: 1/0.97 of
-PyTorch's own time, or less where BVLC Caffe or a better kernel is known to be faster.
+tensors during a pass: exact, the same in every run), and the resident size of the whole process. The limit in each row
+is the largest ratio ours / PyTorch that is acceptable: 1/0.97 of PyTorch's own time, or less where BVLC Caffe or a
+better kernel is known to be faster.
 """
 
 from __future__ import annotations
@@ -207,14 +208,11 @@ def print_peak(which: str) -> None:
 
 def live_tensors_mb(run: Callable[[], float]) -> float:
     """The highest sum of live tensors during a pass, from the profiler's record of every allocation."""
-    with (
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record,
-        tempfile.NamedTemporaryFile() as file,
-    ):
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         run()
-        record.stop()
-        record.export_chrome_trace(file.name)
-        events = json.load(file)["traceEvents"]
+    with tempfile.TemporaryDirectory() as folder:
+        record.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(folder, "trace.json").read_text())["traceEvents"]
     allocations = sorted((event for event in events if event.get("name") == "[memory]"), key=lambda event: event["ts"])
     return max(accumulate(event["args"]["Bytes"] for event in allocations)) / 2**20
 
