@@ -13,10 +13,11 @@ from __future__ import annotations
 import cv2
 import numpy as np
 
+from poseidon.data.source import Buffer
 from poseidon.errors import DataError
 
 
-def decode(encoded: bytes, color: bool | None, where: str) -> np.ndarray:
+def decode(encoded: Buffer, color: bool | None, where: str) -> np.ndarray:
     """The image as uint8 of shape (height, width, channels)."""
     flag = cv2.IMREAD_UNCHANGED if color is None else cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE
     try:
@@ -44,5 +45,5 @@ def resize(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
     return resized if resized.ndim == 3 else resized[:, :, np.newaxis]
 
 
-def _first_bytes(encoded: bytes) -> str:
-    return f", beginning with {encoded[:8].hex(' ')}" if encoded else ""
+def _first_bytes(encoded: Buffer) -> str:
+    return f", beginning with {bytes(encoded[:8]).hex(' ')}" if encoded else ""

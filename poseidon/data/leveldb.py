@@ -15,10 +15,12 @@ from __future__ import annotations
 import os
 import tempfile
 import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from poseidon.data.lmdb import check_database_path
+from poseidon.data.source import Buffer, T
 from poseidon.errors import DataError, UsageError
 
 _KEY_EVERY = 256
@@ -59,7 +61,7 @@ class LevelDbStore:
     def __len__(self) -> int:
         return self._num_records
 
-    def get(self, index: int) -> tuple[bytes, bytes]:
+    def read(self, index: int, use: Callable[[bytes, Buffer], T]) -> T:
         if not 0 <= index < self._num_records:
             raise IndexError(f"record {index} of {self._num_records}")
         if self._database.closed:
@@ -68,11 +70,12 @@ class LevelDbStore:
         if walk is None:
             walk = self._iterators.walk = _Walk(self._database, self._keys)
         try:
-            return walk.to(index)
+            key, value = walk.to(index)
         except self._plyvel_error as problem:
             raise DataError(
                 f"{self.path}: record {index} cannot be read ({self._told(problem)}); the LevelDB is damaged"
             ) from None
+        return use(key, value)
 
     def close(self) -> None:
         self._iterators = threading.local()

@@ -14,16 +14,19 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Callable
 
 import lmdb
 
+from poseidon.data.source import Buffer, T
 from poseidon.errors import DataError
 
 
 class _Environment:
-    """One open database file."""
+    """One open database file, and how many stores read it."""
 
     def __init__(self, path: str) -> None:
+        self.num_users = 0
         try:
             self.handle = lmdb.open(path, readonly=True, lock=False, readahead=True, subdir=os.path.isdir(path))
             self.num_records = self.handle.stat()["entries"]
@@ -33,22 +36,34 @@ class _Environment:
         # Touching a page that a truncated file lacks would end the process with SIGBUS.
         size = os.path.getsize(os.path.join(path, "data.mdb") if os.path.isdir(path) else path)
         if size < num_bytes:
+            self.handle.close()
             raise DataError(f"{path}: the LMDB is truncated; expected at least {num_bytes} bytes, got {size}")
 
 
 # LMDB must not be opened twice in one process (its file locks and maps would collide), but a train net and a test net,
-# or several workers on threads, may well read the same one. An entry lives as long as somebody reads.
-_OPEN: weakref.WeakValueDictionary[str, _Environment] = weakref.WeakValueDictionary()
-_OPEN_LOCK = threading.Lock()
+# or several workers on threads, may well read the same one. Reentrant, since a store may be collected, and so released,
+# while another is being opened.
+_OPEN: dict[str, _Environment] = {}
+_OPEN_LOCK = threading.RLock()
 
 
-def _environment(path: str) -> _Environment:
+def _acquire(path: str) -> tuple[str, _Environment]:
     real_path = os.path.realpath(path)
     with _OPEN_LOCK:
-        found = _OPEN.get(real_path)
-        if found is None:
-            found = _OPEN[real_path] = _Environment(path)
-        return found
+        environment = _OPEN.get(real_path)
+        if environment is None:
+            environment = _OPEN[real_path] = _Environment(path)
+        environment.num_users += 1
+        return real_path, environment
+
+
+def _release(real_path: str) -> None:
+    with _OPEN_LOCK:
+        environment = _OPEN[real_path]
+        environment.num_users -= 1
+        if not environment.num_users:
+            del _OPEN[real_path]
+            environment.handle.close()
 
 
 class LmdbStore:
@@ -57,55 +72,60 @@ class LmdbStore:
     def __init__(self, path: str) -> None:
         self.path = path
         check_database_path(path, "LMDB", "data.mdb", other=("CURRENT", "LEVELDB"))
-        self._environment: _Environment | None = _environment(path)
-        self._num_records = self._environment.num_records
+        real_path, environment = _acquire(path)
+        self._handle = environment.handle
+        self._num_records = environment.num_records
         self._cursors = threading.local()
+        self._release = weakref.finalize(self, _release, real_path)
+        self._release.atexit = False
 
     def __len__(self) -> int:
         return self._num_records
 
-    def get(self, index: int) -> tuple[bytes, bytes]:
+    def read(self, index: int, use: Callable[[bytes, Buffer], T]) -> T:
         if not 0 <= index < self._num_records:
             raise IndexError(f"record {index} of {self._num_records}")
+        if not self._release.alive:
+            raise DataError(f"{self.path}: read after it was closed")
         walk = getattr(self._cursors, "walk", None)
         if walk is None:
-            if self._environment is None:
-                raise DataError(f"{self.path}: read after it was closed")
-            walk = self._cursors.walk = _Walk(self._environment)
+            walk = self._cursors.walk = _Walk(self._handle, self._num_records)
         try:
-            return walk.to(index)
+            key, value = walk.to(index)
         except lmdb.Error as problem:
             raise DataError(f"{self.path}: record {index} cannot be read ({problem}); the LMDB is damaged") from None
+        return use(key, value)
 
     def close(self) -> None:
+        """When no thread reads any more."""
         self._cursors = threading.local()
-        self._environment = None
+        self._release()
 
 
 class _Walk:
     """A cursor that knows which record it stands on."""
 
-    def __init__(self, environment: _Environment) -> None:
-        self._environment = environment  # keeps the map alive as long as the cursor
-        self._cursor = environment.handle.begin().cursor()
-        self._index = environment.num_records  # past the end: the first step goes to an end
+    def __init__(self, handle: lmdb.Environment, num_records: int) -> None:
+        self._cursor = handle.begin(buffers=True).cursor()
+        self._last = num_records - 1
+        self._index = num_records  # past the end: the first step goes to an end
 
-    def to(self, index: int) -> tuple[bytes, bytes]:
-        cursor, last = self._cursor, self._environment.num_records - 1
+    def to(self, index: int) -> tuple[bytes, memoryview]:
+        cursor = self._cursor
         steps = index - self._index
         found = True
         if index < abs(steps):
             found, steps = cursor.first(), index
-        elif last - index < abs(steps):
-            found, steps = cursor.last(), index - last
+        elif self._last - index < abs(steps):
+            found, steps = cursor.last(), index - self._last
         step = cursor.next if steps > 0 else cursor.prev
         for _ in range(abs(steps)):
             found = found and step()
         if not found:
-            self._index = last + 1
+            self._index = self._last + 1
             raise lmdb.CorruptedError("fewer records than the database promises")
         self._index = index
-        return cursor.item()
+        return bytes(cursor.key()), cursor.value()
 
 
 def check_database_path(path: str, kind: str, file_name: str, other: tuple[str, str]) -> None:

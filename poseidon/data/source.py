@@ -15,12 +15,16 @@ another process; the other process opens the path itself.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from poseidon.errors import DataError
+
+T = TypeVar("T")
+Buffer = bytes | memoryview
 
 # A label becomes a float in the label blob; above this, neighbouring labels would become equal.
 LARGEST_LABEL = 2**24
@@ -58,13 +62,17 @@ class RecordSource(Protocol):
 
 
 class KeyValueStore(Protocol):
-    """A database of (key, value) pairs in the order of its cursor."""
+    """A database of (key, value) pairs in the order of its cursor.
+
+    `read` hands key and value of a record to `use` and returns what that returns. The value may lie in the database's
+    own memory: it is not to be kept.
+    """
 
     path: str
 
     def __len__(self) -> int: ...
 
-    def get(self, index: int) -> tuple[bytes, bytes]: ...
+    def read(self, index: int, use: Callable[[bytes, Buffer], T]) -> T: ...
 
     def close(self) -> None: ...
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poseidon.data.leveldb import LevelDbStore
-from poseidon.data.lmdb import LmdbStore
+from poseidon.data.lmdb import _OPEN, LmdbStore
 from poseidon.errors import DataError, UsageError
 from tests.data.make import write_leveldb, write_lmdb
 
@@ -38,13 +38,17 @@ def store(request, paths):
     opened.close()
 
 
+def pair(store, index: int) -> tuple[bytes, bytes]:
+    return store.read(index, lambda key, value: (key, bytes(value)))
+
+
 def digest(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
 def test_in_order(store):
     assert len(store) == len(VALUES)
-    assert [store.get(index) for index in range(len(store))] == EXPECTED
+    assert [pair(store, index) for index in range(len(store))] == EXPECTED
 
 
 @settings(max_examples=30)
@@ -52,21 +56,21 @@ def test_in_order(store):
 def test_in_any_order(paths, data):
     for store in (LmdbStore(paths["lmdb"]), LevelDbStore(paths["leveldb"])):
         for index in data.draw(st.lists(st.integers(0, len(VALUES) - 1), max_size=12)):
-            assert store.get(index) == EXPECTED[index]
+            assert pair(store, index) == EXPECTED[index]
         store.close()
 
 
 def test_out_of_range(store):
     for index in (-1, len(VALUES)):
         with pytest.raises(IndexError, match="of 600"):
-            store.get(index)
+            pair(store, index)
 
 
 def test_several_threads(store):
     wrong: list[int] = []
 
     def read(start: int) -> None:
-        wrong.extend(index for index in range(start, len(VALUES), 3) if store.get(index) != EXPECTED[index])
+        wrong.extend(index for index in range(start, len(VALUES), 3) if pair(store, index) != EXPECTED[index])
 
     threads = [threading.Thread(target=read, args=(start,)) for start in range(3)]
     for thread in threads:
@@ -78,19 +82,23 @@ def test_several_threads(store):
 
 def test_opened_twice_and_closed_once(store):
     other = type(store)(store.path)
-    assert other.get(5) == store.get(5)
+    assert pair(other, 5) == pair(store, 5)
     other.close()
-    assert store.get(6) == EXPECTED[6]
+    assert pair(store, 6) == EXPECTED[6]
     with pytest.raises(DataError, match="read after it was closed"):
-        other.get(5)
+        pair(other, 5)
 
 
 def test_two_processes(store):
-    store.get(0)
-    module = type(store).__module__
-    code = f"from {module} import {type(store).__name__} as S; print(S({store.path!r}).get(41))"
+    pair(store, 0)
+    kind = type(store)
+    code = (
+        f"from {kind.__module__} import {kind.__name__}\n"
+        f"store = {kind.__name__}({store.path!r})\n"
+        "print(store.read(41, lambda key, value: bytes(value)))\n"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert told.stdout.strip() == repr(EXPECTED[41])
+    assert told.stdout.strip() == repr(VALUES[41])
 
 
 @pytest.mark.parametrize("name", ["leveldb_gray_raw_log", "leveldb_color_raw_compacted", "lmdb_color_raw"])
@@ -99,7 +107,7 @@ def test_reading_changes_nothing(name, tmp_path):
     shutil.copytree(FORMATS / name / "db", folder)
     before = digest(folder)
     store = (LmdbStore if name.startswith("lmdb") else LevelDbStore)(str(folder))
-    assert len([store.get(index) for index in range(len(store))]) == 20
+    assert len([pair(store, index) for index in range(len(store))]) == 20
     store.close()
     assert digest(folder) == before
 
@@ -146,7 +154,7 @@ def test_truncated_lmdb(size, tmp_path):
 def test_lmdb_as_a_single_file(tmp_path):
     whole = Path(write_lmdb(tmp_path / "folder", VALUES), "data.mdb")
     store = LmdbStore(str(shutil.copy(whole, tmp_path / "alone.mdb")))
-    assert store.get(7) == EXPECTED[7]
+    assert pair(store, 7) == EXPECTED[7]
 
 
 @pytest.mark.parametrize("name", ["leveldb_gray_raw_log", "leveldb_color_raw_compacted"])
@@ -160,3 +168,26 @@ def test_damaged_leveldb(name, tmp_path):
     largest.write_bytes(content)
     with pytest.raises(DataError, match=r"not a readable LevelDB \(.*[Cc]orruption|checksum mismatch"):
         LevelDbStore(str(folder))
+
+
+def test_opened_again_and_again_on_threads(paths):
+    """Stores that are closed or just forgotten while others open the same database."""
+    problems: list[Exception] = []
+
+    def open_and_read(number: int) -> None:
+        try:
+            for turn in range(30):
+                store = LmdbStore(paths["lmdb"])
+                assert pair(store, turn) == EXPECTED[turn]
+                if (turn + number) % 2:
+                    store.close()
+        except Exception as problem:  # whatever it is, the test is to tell
+            problems.append(problem)
+
+    threads = [threading.Thread(target=open_and_read, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems
+    assert os.path.realpath(paths["lmdb"]) not in _OPEN
