@@ -1,0 +1,50 @@
+"""What the scheduler tells whoever listens, in the order things happen on this worker. Times are the listener's affair.
+
+UnitReady → (SendStarted → SendReduced → SendApplied)+ → UnitDone
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from poseidon.plan import Send
+
+
+@dataclass(frozen=True, slots=True)
+class CommEvent:
+    """Base of all events; `unit` is the index in the plan."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReady(CommEvent):
+    """Every member's gradient is final."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendStarted(CommEvent):
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class SendReduced(CommEvent):
+    """The sum over all workers is here."""
+
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class SendApplied(CommEvent):
+    """The rule was applied, and values that other workers updated are in."""
+
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class UnitDone(CommEvent):
+    """All of the unit's parameters are up to date: the next forward pass may read them."""
+
+
+CommListener = Callable[[CommEvent], None]

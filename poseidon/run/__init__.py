@@ -1,0 +1,1 @@
+"""Where the parts come together: nets, solvers, plans and workers."""
