@@ -42,13 +42,13 @@ def _constant(value: Tensor, options: Filler, generator: torch.Generator) -> Non
 
 
 def _uniform(value: Tensor, options: Filler, generator: torch.Generator) -> None:
-    if options.min > options.max:
-        raise ValueError(f"uniform filler needs min <= max, got min {options.min:g} and max {options.max:g}")
+    if not 0 <= options.max - options.min <= torch.finfo(value.dtype).max:
+        raise ValueError(f"uniform filler needs numbers min <= max, got min {options.min:g} and max {options.max:g}")
     value.uniform_(options.min, options.max, generator=generator)
 
 
 def _gaussian(value: Tensor, options: Filler, generator: torch.Generator) -> None:
-    if options.std < 0:
+    if not options.std >= 0:
         raise ValueError(f"gaussian filler needs std >= 0, got {options.std:g}")
     value.normal_(options.mean, options.std, generator=generator)
     if options.sparse >= 0:

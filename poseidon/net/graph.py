@@ -75,6 +75,7 @@ class Graph:
         layer.setup(shapes)
         top_shapes = layer.reshape(shapes)
         tops = self._top_names(layer, len(top_shapes))
+        self._check_tops(layer, tops, top_shapes)
         layer.num_tops = len(tops)
         node = Node(layer, tuple(spec.bottom), tops, bottom_shapes=shapes)
         node.loss_weights = self._loss_weights(node)
@@ -87,6 +88,15 @@ class Graph:
         named = tuple(layer.spec.top)
         automatic = num_tops - len(named) if layer.auto_tops else 0
         return named + tuple(f"({layer.name} automatic {i})" for i in range(automatic))
+
+    def _check_tops(self, layer: Layer, tops: tuple[str, ...], shapes: list[Shape]) -> None:
+        for name, shape in zip(tops, shapes, strict=True):
+            layer.check_room(f"top {name!r}", shape)
+            if name in layer.spec.bottom and tuple(shape) != self.shapes[name]:
+                raise layer.error(
+                    f"cannot write its top {name!r} of shape {text_of(shape)} over its bottom of shape "
+                    f"{text_of(self.shapes[name])}; give the top a name of its own"
+                )
 
     @staticmethod
     def _loss_weights(node: Node) -> tuple[float, ...]:
@@ -156,7 +166,9 @@ class Graph:
                 tops = [changed.get(name, shapes[name]) for name in node.tops]
             else:
                 tops = node.layer.reshape(bottoms)
-            shapes.update(zip(node.tops, tops, strict=True))
+            for name, top in zip(node.tops, tops, strict=True):
+                node.layer.check_room(f"top {name!r}", top)
+                shapes[name] = top
         self.shapes = shapes
         for node, bottoms in zip(self.nodes, seen, strict=True):
             node.bottom_shapes = bottoms

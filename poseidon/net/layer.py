@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from poseidon.errors import LayerError
 from poseidon.net import fillers
 from poseidon.net.draws import Draws
+from poseidon.net.memory import MemoryBudget
 from poseidon.spec import caffe_pb2
 
 Shape = tuple[int, ...]
@@ -70,6 +71,7 @@ class LayerContext:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     dtype: torch.dtype = torch.float32
     draws: Draws = field(default_factory=lambda: Draws(0))
+    memory: MemoryBudget = field(default_factory=MemoryBudget)
 
 
 class Layer(nn.Module):
@@ -134,6 +136,9 @@ class Layer(nn.Module):
         """
         index = len(self.param_shapes)
         shape = tuple(int(n) for n in shape)
+        refusal = self.context.memory.take(shape, self.context.dtype.itemsize)
+        if refusal is not None:
+            raise self.error(f"parameter {index} of shape {text_of(shape)} would need {refusal}")
         value = torch.zeros(shape, dtype=self.context.dtype)
         if filler is not None:
             try:
@@ -179,6 +184,12 @@ class Layer(nn.Module):
             raise self.error(f"gives {self.tops} top blob(s), got {num_tops}")
         if self.same_count and num_bottoms != num_tops:
             raise self.error(f"gives one top per bottom, got {num_bottoms} bottom(s) and {num_tops} top(s)")
+
+    def check_room(self, what: str, shape: Shape) -> None:
+        """Refuses something that no memory could hold."""
+        refusal = self.context.memory.refusal(shape, self.context.dtype.itemsize)
+        if refusal is not None:
+            raise self.error(f"{what} of shape {text_of(shape)} would need {refusal}")
 
     def axis(self, axis: int, shape: Shape, what: str = "axis") -> int:
         """Caffe's canonical axis: -1 is the last; out of range is an error."""

@@ -22,6 +22,7 @@ from poseidon.errors import NetError, UsageError
 from poseidon.net.draws import Draws
 from poseidon.net.graph import Graph
 from poseidon.net.layer import Layer, LayerContext, Shape
+from poseidon.net.memory import MemoryBudget
 from poseidon.net.params import ParamEntry
 from poseidon.net.program import Program
 from poseidon.net.weights import WeightsReport, copy_embedded, load_weights, save_weights
@@ -67,7 +68,8 @@ class Net(nn.Module):
         self.phase = phase_of(phase)
         self.draws = Draws(seed)
         self.source = insert_splits(filter_net(_as_source(source), self.phase, level, tuple(stages)))
-        context = LayerContext(self.phase, self.source.filename, torch.device(device), dtype, self.draws)
+        memory = MemoryBudget(torch.device(device))
+        context = LayerContext(self.phase, self.source.filename, torch.device(device), dtype, self.draws, memory)
         self.graph = Graph(self.source, context)
         self.program = Program(self.graph)
         self._memory_format = torch.channels_last if channels_last else None

@@ -90,7 +90,9 @@ class Stepwise:
         if shapes != node.bottom_shapes:
             tops = node.layer.reshape(shapes)
             node.bottom_shapes = shapes
-            self.net.graph.shapes.update(zip(node.tops, tops, strict=True))
+            for name, top in zip(node.tops, tops, strict=True):
+                node.layer.check_room(f"top {name!r}", top)
+                self.net.graph.shapes[name] = top
 
     def _leaf(self, node: Node, i: int) -> Tensor:
         """A bottom as the root of this layer's own small graph.

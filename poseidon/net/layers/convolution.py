@@ -19,7 +19,7 @@ from torch import Tensor
 from poseidon.net.layer import Layer, Shape, at_least, count_of, text_of
 from poseidon.net.layers.layout import channels_last, convolved_channels_last
 from poseidon.net.layers.pointwise import convolve_pointwise
-from poseidon.net.layers.window import Window, read_window
+from poseidon.net.layers.window import Window, check_plane, read_window
 from poseidon.net.registry import register
 
 
@@ -72,6 +72,7 @@ class ConvolutionBase(Layer):
                 f"a kernel of extent {text_of(self.window.extent)} with pad {text_of(self.window.pad)} leaves nothing "
                 f"of a bottom of shape {text_of(shape)}: the top would be {text_of(outputs)}"
             )
+        check_plane(self, shape, axis, self.window, outputs)
         return [(*shape[:axis], options.num_output, *outputs)] * len(bottom_shapes)
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:

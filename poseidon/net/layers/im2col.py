@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from poseidon.net.layer import Layer, Shape, count_of, text_of
-from poseidon.net.layers.window import Window, read_window
+from poseidon.net.layers.window import Window, check_plane, read_window
 from poseidon.net.registry import register
 
 
@@ -46,6 +46,7 @@ class Im2col(Layer):
                 f"a kernel of extent {text_of(self.window.extent)} with pad {text_of(self.window.pad)} leaves nothing "
                 f"of a bottom of shape {text_of(shape)}: the top would be {text_of(outputs)}"
             )
+        check_plane(self, shape, axis, self.window, outputs)
         return [(*shape[:axis], shape[axis] * count_of(self.window.kernel), *outputs)]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -32,4 +32,5 @@ class ImageData(RecordLayer):
         new_size = (options.new_height, options.new_width)
         if (new_size[0] == 0) != (new_size[1] == 0):
             raise self.error(f"new_height and new_width go together, got {new_size[0]} and {new_size[1]}")
+        self.check_room("an image", (3, *new_size))
         return ImageList(path, ImageOptions(options.root_folder, options.is_color, new_size if all(new_size) else None))

@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from poseidon.net.layer import Layer, Shape, text_of
+from poseidon.net.layer import Layer, Shape
+from poseidon.net.layers.pool_window import check_pool_bottom
 from poseidon.net.registry import register
 from poseidon.spec import caffe_pb2
 
@@ -43,8 +44,7 @@ class LRN(Layer):
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         shape = bottom_shapes[0]
-        if len(shape) != 4:
-            raise self.error(f"needs a bottom with 4 axes (samples x channels x height x width), got {text_of(shape)}")
+        check_pool_bottom(self, shape)
         return [shape]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -208,6 +208,7 @@ def _plane_scale(xs: Tensor, response: _Response) -> Tensor:
 
 def _plane_sums(values: Tensor, size: int) -> Tensor:
     """Σ over the size × size square around every value of its plane."""
+    size = min(size, 2 * max(values.shape[2:]) - 1)  # twice as wide as the plane, it sees all of it
     return F.avg_pool2d(values, size, 1, size // 2, divisor_override=1)
 
 

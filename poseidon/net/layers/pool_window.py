@@ -82,9 +82,13 @@ def pooled_shape(layer: Layer, window: PoolWindow, shape: Shape, *, stochastic: 
             f"a kernel of {kernel} with pad {pad} does not fit into a bottom of shape {text_of(shape)}: "
             f"the top would be {text_of(outputs)}"
         )
+    left, right, above, below = window.margins(shape[2:])
+    layer.check_room("the padded plane", (*shape[:2], shape[2] + above + below, shape[3] + left + right))
     return (*shape[:2], *outputs)
 
 
 def check_pool_bottom(layer: Layer, shape: Shape) -> None:
     if len(shape) != 4:
         raise layer.error(f"needs a bottom with 4 axes (samples x channels x height x width), got {text_of(shape)}")
+    if min(shape[1:]) < 1:
+        raise layer.error(f"needs at least one channel, row and column, got a bottom of shape {text_of(shape)}")

@@ -73,6 +73,7 @@ class PrefetchedLayer(Layer):
         self._first_shape = self.record_shape()
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        self.check_room("what is read ahead", (self.spec.data_param.prefetch, self.batch_size, *self._first_shape))
         return [(self.batch_size, *self._first_shape), (self.batch_size,)][: self.num_tops]
 
     def forward(self) -> Tensor | tuple[Tensor, ...]:

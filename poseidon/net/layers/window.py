@@ -49,9 +49,23 @@ class Window:
         """How far the last output's window reaches beyond the padded bottom: 0 unless the kernel is larger than it."""
         return tuple(max(e - size - 2 * p, 0) for size, e, p in zip(sizes, self.extent, self.pad, strict=True))
 
+    def padded(self, sizes: Sequence[int]) -> Shape:
+        """Of a bottom of these sizes, with all that the windows see around it."""
+        return tuple(s + 2 * p + o for s, p, o in zip(sizes, self.pad, self.overhang(sizes), strict=True))
+
     def after_first(self) -> Window:
         """The same window without its first spatial axis."""
         return Window(self.kernel[1:], self.stride[1:], self.pad[1:], self.dilation[1:])
+
+
+def check_plane(layer: Layer, shape: Shape, axis: int, window: Window, outputs: Shape) -> None:
+    """Refuses bottoms without channels or without extent, and padding that no memory could hold."""
+    if min(shape[axis:]) < 1:
+        raise layer.error(
+            f"needs at least one channel and one value along every spatial axis, got a bottom of shape {text_of(shape)}"
+        )
+    widest = tuple(map(max, shape[axis + 1 :], outputs))
+    layer.check_room("the padded plane", (*shape[: axis + 1], *window.padded(widest)))
 
 
 def read_window(layer: Layer, num_axes: int) -> Window:
