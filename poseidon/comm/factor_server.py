@@ -69,7 +69,7 @@ class FactorServer(FactorExchange):
         cut = torch.cat([part.view(token.num_rows, last - first) for part in token.cut])
         whole = torch.cat([part.view(token.num_rows, -1) for part in token.whole])
         weight, *bias = self.members
-        grad = cut.t() @ whole if self._axis == 0 else whole.t() @ cut
+        grad = self.product(cut, whole) if self._axis == 0 else self.product(whole, cut)
         parts = [Part(weight, Region(first, last, self._axis), grad, everywhere=False)]
         for member in bias:
             if self._cuts_outputs:

@@ -77,6 +77,11 @@ class Taps:
         for exchange, member in self._by_parameter.values():
             self._missing.setdefault(exchange.unit.index, set()).add(member.name)
 
+    def announce(self, parameter: nn.Parameter) -> None:
+        """A parameter's gradient is final, said by somebody else than autograd."""
+        if parameter in self._by_parameter:
+            self._final(parameter)
+
     def complete(self) -> None:
         """The pass is over: parameters it did not reach are offered as they are."""
         for parameter in self._by_parameter:
