@@ -75,7 +75,7 @@ def test_parameters_are_counted_together():
         patch.setattr("poseidon.net.memory.device_bytes", lambda device: context_bytes)
         with pytest.raises(
             LayerError,
-            match="'fc2'.*parameter 0 of shape 1000 x 1000 would need 3.8 MiB beside the 7.6 MiB of the parameters before",
+            match=r"'fc2'.*parameter 0 of shape 1000 x 1000 would need 3.8 MiB beside the 7.6 MiB of the parameters",
         ):
             Net.from_text(text)
         patch.setattr("poseidon.net.memory.device_bytes", lambda device: 2 * context_bytes)
