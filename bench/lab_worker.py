@@ -1,0 +1,228 @@
+"""One worker of one contender in the lab, with paced compute; rank 0 prints its figures as a line of JSON.
+
+    python -m bench.lab_worker --contender auto|ring|server|factors|factor-server|ddp|ddp-fp16 --subject alexnet …
+
+Gradients and factors are real tensors of real sizes and really travel; what a GPU would compute is a sleep
+(`lab_device.py`), for all contenders alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+from bench.lab_device import PacedDevice
+from bench.lab_nets import GPU_FLOPS, GPU_UPDATE_ELEMS, SUBJECTS, Subject
+from poseidon.comm import Part, Scheduler, Taps, make_exchanges
+from poseidon.comm.factors import FactorExchange
+from poseidon.net import Net
+from poseidon.net.layers.inner_product import InnerProduct
+from poseidon.plan import Cluster, CommPlan, PlanRequest, make_plan, parse_scheme
+from poseidon.run.layer_times import LayerTime, estimated_times, scaled_times
+from poseidon.run.profile import profile_net
+from poseidon.spec import parse_net
+from poseidon.transport.c10d import C10dOptions, Master, connect
+
+Iterate = Callable[[], None]
+
+
+def build(subject: Subject) -> tuple[Net, list[LayerTime]]:
+    net = Net(parse_net(subject.text()), phase="TRAIN", seed=1)
+    return net, scaled_times(estimated_times(net, GPU_FLOPS), subject.compute_s)
+
+
+# -- ours -----------------------------------------------------------------------------------------------------------
+class Ours:
+    """Our scheduler and exchanges under a net whose layers only take time."""
+
+    def __init__(self, options: argparse.Namespace, subject: Subject) -> None:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        master = Master(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        self.transport = connect(rank, size, master, C10dOptions(address=options.address))
+        self.net, self.times = build(subject)
+        self.device = PacedDevice()
+        self.plan = self._plan(options, size)
+        exchanges = make_exchanges(self.net, self.plan, self.transport)
+        self._stand_in(exchanges)
+        self.scheduler = Scheduler(self.plan, exchanges, self._apply)
+        self.taps = Taps(self.net, exchanges, self.scheduler)
+        self._gradients = {entry.value: torch.zeros_like(entry.value) for entry in self.net.learnable}
+        self._factors = {node.layer.name: _factors(node) for node in self.net.graph.nodes}
+
+    def _plan(self, options: argparse.Namespace, size: int) -> CommPlan:
+        cluster = Cluster(
+            node_workers=(1,) * size,
+            bandwidth_bps=options.bandwidth_bps,
+            latency_s=options.latency_s,
+            send_s=options.send_s,
+            flops=GPU_FLOPS,
+            update_bps=GPU_UPDATE_ELEMS * 32,
+        )
+        scheme = None if options.contender == "auto" else parse_scheme(options.contender)
+        return make_plan(profile_net(self.net, self.times), cluster, PlanRequest(scheme=scheme))
+
+    def _stand_in(self, exchanges: list[Any]) -> None:
+        """Products of factors take a GPU's time and give a gradient that nobody reads."""
+
+        def product(exchange: FactorExchange, a: Tensor, b: Tensor) -> Tensor:
+            self.device.run(2 * a.shape[0] * a.shape[1] * b.shape[1] / GPU_FLOPS)
+            return torch.empty(a.shape[1], b.shape[1])
+
+        for exchange in exchanges:
+            if isinstance(exchange, FactorExchange):
+                exchange.product = partial(product, exchange)
+
+    def _apply(self, parts: list[Part], context: Any) -> None:
+        self.device.run(sum(part.grad.numel() for part in parts) / GPU_UPDATE_ELEMS)
+
+    def iterate(self) -> None:
+        nodes = self.net.graph.nodes
+        for node, seconds in zip(nodes, self.times, strict=True):
+            for index in range(node.layer.num_params if node.layer.gate is not None else 0):
+                node.layer.gate(index)
+            self.device.run(seconds.forward_s)
+        self.taps.arm(None)
+        for node, seconds in zip(reversed(nodes), reversed(self.times), strict=True):
+            self.device.run(seconds.backward_s)
+            tap = node.layer.factor_tap if isinstance(node.layer, InnerProduct) else None
+            if tap is not None:
+                tap(*self._factors[node.layer.name])
+            for index in range(node.layer.num_params):
+                parameter = node.layer.param_owner(index)
+                if parameter.requires_grad:
+                    parameter.grad = None if tap is not None else self._gradients[parameter]
+                    self.taps.announce(parameter)
+        self.taps.complete()
+
+    def close(self) -> None:
+        self.scheduler.drain()
+        self.taps.close()
+        self.scheduler.close()
+        self.transport.close()
+
+
+def _factors(node: Any) -> tuple[Tensor, Tensor] | None:
+    if not isinstance(node.layer, InnerProduct):
+        return None
+    outputs, inputs = node.layer.param_shapes[0]
+    rows = node.bottom_shapes[0][0]
+    return torch.zeros(rows, outputs), torch.zeros(rows, inputs)
+
+
+# -- PyTorch's DistributedDataParallel --------------------------------------------------------------------------------
+class _Paced(torch.autograd.Function):
+    """A layer that takes its time, forward and backward, and gives its parameters gradients of their size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seconds: LayerTime, device: PacedDevice, *params: Tensor) -> Tensor:
+        ctx.seconds, ctx.device, ctx.params = seconds, device, params
+        device.run(seconds.forward_s)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        ctx.device.run(ctx.seconds.backward_s)
+        return grad, None, None, *(torch.zeros_like(param) for param in ctx.params)
+
+
+class _PacedModel(nn.Module):
+    def __init__(self, net: Net, times: list[LayerTime], device: PacedDevice) -> None:
+        super().__init__()
+        self.device = device
+        self.weights = nn.ParameterList()
+        self.layers: list[tuple[LayerTime, list[int]]] = []
+        for node, seconds in zip(net.graph.nodes, times, strict=True):
+            owners = [node.layer.param_owner(i) for i in range(node.layer.num_params)]
+            places = []
+            for owner in owners:
+                if owner.requires_grad:
+                    places.append(len(self.weights))
+                    self.weights.append(nn.Parameter(torch.zeros_like(owner)))
+            self.layers.append((seconds, places))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for seconds, places in self.layers:
+            x = _Paced.apply(x, seconds, self.device, *[self.weights[place] for place in places])
+        return x.sum()
+
+
+class Ddp:
+    def __init__(self, options: argparse.Namespace, subject: Subject) -> None:
+        dist.init_process_group("gloo")
+        net, times = build(subject)
+        self.device = PacedDevice()
+        model = _PacedModel(net, times, self.device)
+        self.num_elems = sum(weight.numel() for weight in model.weights)
+        del net
+        self.model = nn.parallel.DistributedDataParallel(
+            model, bucket_cap_mb=options.bucket_mb, gradient_as_bucket_view=True
+        )
+        if options.contender == "ddp-fp16":
+            self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+    def iterate(self) -> None:
+        self.model.zero_grad()
+        self.model(torch.zeros(1, requires_grad=True)).backward()
+        self.device.run(self.num_elems / GPU_UPDATE_ELEMS)
+
+    def close(self) -> None:
+        dist.destroy_process_group()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--contender", required=True)
+    parser.add_argument("--subject", choices=SUBJECTS, required=True)
+    parser.add_argument("--compute-s", type=float)
+    parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--bandwidth-bps", type=float, default=117.5e6 * 8)
+    parser.add_argument("--latency-s", type=float, default=2e-3)
+    parser.add_argument("--send-s", type=float, default=1e-3)
+    parser.add_argument("--bucket-mb", type=float, default=25.0)
+    parser.add_argument("--address", default=None)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sys.setswitchinterval(0.0005)
+    rank = int(os.environ["RANK"])
+    options.address = options.address or f"10.77.0.{rank + 1}"
+    subject = SUBJECTS[options.subject]
+    if options.compute_s is not None:
+        subject = Subject(subject.net, subject.batch, options.compute_s)
+    contender = (Ddp if options.contender.startswith("ddp") else Ours)(options, subject)
+    if rank == 0 and isinstance(contender, Ours):
+        print(contender.plan.table(), file=sys.stderr)
+    times = []
+    for _ in range(options.iterations + 2):
+        begin = time.perf_counter()
+        contender.iterate()
+        times.append(time.perf_counter() - begin)
+    contender.close()
+    if rank == 0:
+        facts = {
+            "contender": options.contender,
+            "median_s": statistics.median(times[2:]),
+            "all_s": [round(t, 4) for t in times],
+            "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
+        if isinstance(contender, Ours):
+            facts["predicted_s"] = contender.plan.iteration_s
+            facts["bytes_sent"] = sum(unit.bytes_sent for unit in contender.plan.units)
+        print(json.dumps(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
