@@ -40,6 +40,7 @@ POSEIDON = Program(
     {
         **{verb.replace("_", "-"): entry for verb, entry in CAFFE_VERBS.items()},
         "data": ("data", "make a data set's LMDBs: mnist, fashion-mnist, cifar10, digits"),
+        "plan": ("plan", "show how training on a cluster would communicate, and how long it would take"),
     },
 )
 CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)

@@ -6,8 +6,10 @@ Every node has one network interface, full duplex, of `bandwidth_bps`. A message
     o = overhead_s    during which its host can start no other: what stays when many are on their way
     bytes / β         on the wire
 
-(LogGP's L, o and G.) A measured bandwidth is one of payload. One that people write ("1gbit") is the link's: frames, IP
-and TCP headers take 6% of it, see PAYLOAD_SHARE.
+(LogGP's L, o and G.) Every send besides takes `send_s` of the worker's own time: threads wake up, Python runs.
+
+A measured bandwidth is one of payload. One that people write ("1gbit") is the link's: frames, IP and TCP headers take
+6% of it, see PAYLOAD_SHARE.
 
 An infinite rate means that the work costs nothing, or is already counted in the layers' seconds.
 """
@@ -23,6 +25,7 @@ from poseidon.plan.codec import decode_json, encode_json
 
 PAYLOAD_SHARE = 0.94  # 1448 bytes of payload in 1538 on the wire; measured: 117.5 MB/s of a 1 Gbit/s link
 DEFAULT_LATENCY_S = 1e-4
+DEFAULT_SEND_S = 2e-5
 DEFAULT_LOCAL_BPS = 80e9  # 10 GB/s: what one host's memory gives several processes
 
 
@@ -41,6 +44,7 @@ class Cluster:
     bandwidth_bps: float
     latency_s: float = DEFAULT_LATENCY_S
     overhead_s: float = 0.0
+    send_s: float = DEFAULT_SEND_S
     local_bps: float = DEFAULT_LOCAL_BPS
     flops: float = math.inf
     update_bps: float = math.inf
@@ -53,7 +57,7 @@ class Cluster:
         for name in ("bandwidth_bps", "local_bps", "flops", "update_bps"):
             if not getattr(self, name) > 0:
                 raise PlanError(f"a cluster's {name} must be above 0, got {getattr(self, name)}")
-        for name in ("latency_s", "overhead_s"):
+        for name in ("latency_s", "overhead_s", "send_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise PlanError(f"a cluster's {name} must be seconds, 0 or more, got {getattr(self, name)}")
 

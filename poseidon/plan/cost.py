@@ -54,8 +54,14 @@ class Load:
     rows: RowShape | None = None
 
     @property
-    def slab_elems(self) -> int:
-        """One slice of the larger dimension, the least a FACTOR_SERVER can send."""
+    def num_slices(self) -> int:
+        """The larger dimension, which a FACTOR_SERVER's owners share."""
+        factors = _factors_of(self)
+        return max(factors.outputs, factors.inputs)
+
+    @property
+    def slice_elems(self) -> int:
+        """One slice of it, the least a FACTOR_SERVER can send."""
         factors = _factors_of(self)
         return min(factors.outputs, factors.inputs)
 
@@ -123,9 +129,16 @@ class CostModel:
         self.wire = wire
         self._shares = [workers / cluster.num_workers for workers in cluster.node_workers]
         self._most_workers = max(cluster.node_workers)
+        self._known: dict[tuple[Scheme, Load], Cost] = {}
 
     def cost(self, scheme: Scheme, load: Load) -> Cost:
         """Of a whole unit."""
+        known = self._known.get((scheme, load))
+        if known is None:
+            known = self._known[scheme, load] = self._cost(scheme, load)
+        return known
+
+    def _cost(self, scheme: Scheme, load: Load) -> Cost:
         phases = _PHASES[scheme](self, load)
         sent = [math.fsum(phase.sent[node] for phase in phases) for node in range(self.cluster.num_nodes)]
         once_s = math.fsum(self._leg(phase).wire_s for phase in phases if phase.is_once)
@@ -163,9 +176,8 @@ class CostModel:
         return [self._gather(blocks, local_bytes=self._once_if_shared(each))]
 
     def _factor_server(self, load: Load) -> list[Phase]:
-        factors = _factors_of(load)
-        larger, smaller = max(factors.outputs, factors.inputs), min(factors.outputs, factors.inputs)
-        row_bytes = factors.rows * load.elem_bytes
+        larger, smaller = load.num_slices, load.slice_elems
+        row_bytes = _factors_of(load).rows * load.elem_bytes
         whole = self._gather([workers * row_bytes * smaller for workers in self.cluster.node_workers], is_once=True)
         slices = tuple(
             workers * row_bytes * larger * (1 - share)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import pairwise
 
@@ -36,6 +36,14 @@ class Order(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grains:
+    """So many grains, of so many elements each; what does not fill a grain goes with the last."""
+
+    number: int
+    num_elems: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """A unit in the making. `place` is the layer at which it becomes ready, and is needed."""
 
@@ -44,6 +52,13 @@ class Draft:
     place: int
     load: Load
     cost: Cost
+
+    @property
+    def grains(self) -> Grains:
+        """What pieces are made of: elements, or slices."""
+        if self.scheme is Scheme.FACTOR_SERVER:
+            return Grains(self.load.num_slices, self.load.slice_elems)
+        return Grains(self.load.num_elems, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,40 +79,51 @@ def fuse(
     bundles: Sequence[Bundle], schemes: Sequence[Scheme], fuse_bytes: float, model: CostModel
 ) -> tuple[Draft, ...]:
     """The units of a net in forward order, given each bundle's scheme."""
-    groups: list[list[Bundle]] = []
-    chosen: list[Scheme] = []
-    open_groups: dict[tuple[Scheme, int], list[Bundle]] = {}
+    groups: list[_Group] = []
+    growing: dict[tuple[Scheme, int], _Group] = {}
     for bundle, scheme in zip(reversed(bundles), reversed(schemes), strict=True):
         key = (scheme, bundle.load.elem_bytes)
-        group = open_groups.get(key) if scheme.is_dense else None
+        group = growing.get(key)
         if group is None:
-            group = []
+            group = _Group(scheme)
             groups.append(group)
-            chosen.append(scheme)
-            open_groups[key] = group
-        group.append(bundle)
-        if sum(member.num_bytes for member in group) >= fuse_bytes:
-            del open_groups[key]
-    drafts = [_draft(group[::-1], scheme, model) for group, scheme in zip(groups, chosen, strict=True)]
-    drafts.reverse()
-    return tuple(sorted(drafts, key=lambda draft: draft.place))
+            growing[key] = group
+        group.bundles.insert(0, bundle)
+        group.num_bytes += bundle.num_bytes
+        if group.num_bytes >= fuse_bytes or not scheme.is_dense:
+            del growing[key]
+    groups.reverse()
+    return tuple(sorted((_draft(group, model) for group in groups), key=lambda draft: draft.place))
 
 
-def _draft(group: Sequence[Bundle], scheme: Scheme, model: CostModel) -> Draft:
-    first = group[0].load
-    num_elems = sum(bundle.load.num_elems for bundle in group)
-    load = first if len(group) == 1 else Load(num_elems, first.elem_bytes)
-    params = tuple(param for bundle in group for param in bundle.params)
-    return Draft(params, scheme, min(bundle.place for bundle in group), load, model.cost(scheme, load))
+@dataclass(slots=True)
+class _Group:
+    """Bundles that will be a unit, in forward order."""
+
+    scheme: Scheme
+    bundles: list[Bundle] = field(default_factory=list)
+    num_bytes: int = 0
 
 
-def cut(unit: int, draft: Draft, chunk_bytes: float, *, barrier: bool) -> list[Piece]:
-    """The pieces of a unit, first to last; one, if `chunk_bytes` is infinite."""
-    num_elems, slab = draft.load.num_elems, draft.load.slab_elems if draft.scheme is Scheme.FACTOR_SERVER else 1
-    num_slabs = num_elems // slab
-    most = max(int(min(chunk_bytes / (slab * draft.load.elem_bytes), num_slabs)), 1)
-    num_pieces = -(-num_slabs // most)
-    bounds = [*(slab * (num_slabs * i // num_pieces) for i in range(num_pieces)), num_elems]
+def _draft(group: _Group, model: CostModel) -> Draft:
+    first = group.bundles[0]
+    num_elems = sum(bundle.load.num_elems for bundle in group.bundles)
+    load = first.load if len(group.bundles) == 1 else Load(num_elems, first.load.elem_bytes)
+    params = tuple(param for bundle in group.bundles for param in bundle.params)
+    return Draft(params, group.scheme, first.place, load, model.cost(group.scheme, load))
+
+
+def num_pieces(draft: Draft, chunk_bytes: float) -> int:
+    """Into how many pieces a unit is to be cut; one, if `chunk_bytes` is infinite."""
+    grains = draft.grains
+    most = max(int(min(chunk_bytes / (grains.num_elems * draft.load.elem_bytes), grains.number)), 1)
+    return -(-grains.number // most)
+
+
+def cut(unit: int, draft: Draft, number: int, *, barrier: bool) -> list[Piece]:
+    """The pieces of a unit, first to last."""
+    num_elems, grains = draft.load.num_elems, draft.grains
+    bounds = [*(grains.num_elems * (grains.number * i // number) for i in range(number)), num_elems]
     pieces: list[Piece] = []
     alike: dict[int, Piece] = {}
     for start, stop in pairwise(bounds):

@@ -22,12 +22,12 @@ from poseidon.plan.bundles import Bundle, bundles_of
 from poseidon.plan.cluster import Cluster
 from poseidon.plan.commplan import CommPlan, Scheme, Send, Unit
 from poseidon.plan.cost import Cost, CostModel
-from poseidon.plan.order import Draft, Order, Piece, cut, fuse, needed_order, ready_order
+from poseidon.plan.order import Draft, Order, Piece, cut, fuse, needed_order, num_pieces, ready_order
 from poseidon.plan.profile import NetProfile, ParamProfile
 from poseidon.plan.request import PlanRequest, allowed_schemes
 from poseidon.plan.simulate import Job, Passes, iteration_seconds
 
-MOST_COMBINATIONS = 256
+MOST_STEPS = 5000  # combinations × what a simulation goes through: above that, all combinations would take seconds
 
 Schemes = tuple[Scheme, ...]
 """One scheme per bundle."""
@@ -113,7 +113,7 @@ class Search:
     def best(self) -> Trial:
         """The best candidate."""
         decisions = self._decisions()
-        if math.prod(len(decision.options) for decision in decisions) <= MOST_COMBINATIONS:
+        if self._can_try_all(decisions):
             return self._best_combination(decisions)
         starts = [self._cheapest(), tuple(allowed[0] for allowed in self._allowed)]
         return min((self._improved(start, decisions) for start in starts), key=lambda trial: trial.rank)
@@ -133,7 +133,7 @@ class Search:
     def _decisions(self) -> list[Decision]:
         """One per bundle; if that gives too many combinations, one for all bundles that differ in nothing but size."""
         single = [Decision((index,), options) for index, options in enumerate(self._allowed)]
-        if math.prod(len(decision.options) for decision in single) <= MOST_COMBINATIONS:
+        if self._can_try_all(single):
             return single
         plain: dict[Schemes, list[int]] = {}
         for index, options in enumerate(self._allowed):
@@ -142,6 +142,10 @@ class Search:
         together = [Decision(tuple(indices), options) for options, indices in plain.items()]
         taken = {index for indices in plain.values() for index in indices}
         return together + [decision for decision in single if decision.bundles[0] not in taken]
+
+    def _can_try_all(self, decisions: Sequence[Decision]) -> bool:
+        num_combinations = math.prod(len(decision.options) for decision in decisions)
+        return num_combinations * (len(self._bundles) + len(self._passes.forward_s)) <= MOST_STEPS
 
     def _with(self, schemes: Schemes, decision: Decision, scheme: Scheme) -> Schemes:
         changed = list(schemes)
@@ -215,11 +219,14 @@ class Search:
             drafts = fuse(self._bundles, schemes, fuse_bytes, self._model)
             members = tuple(len(draft.params) for draft in drafts)
             for chunk_bytes, cut_alike in itertools.groupby(fused_alike, key=lambda layout: layout.chunk_bytes):
-                pieces = [self._cut(unit, draft, chunk_bytes) for unit, draft in enumerate(drafts)]
-                counts = tuple(len(group) for group in pieces)
+                counts = tuple(self._num_pieces(draft, chunk_bytes) for draft in drafts)
                 if (members, counts) in played:
                     continue
                 played.add((members, counts))
+                pieces = [
+                    cut(unit, draft, number, barrier=self._barrier)
+                    for unit, (draft, number) in enumerate(zip(drafts, counts, strict=True))
+                ]
                 for layout in cut_alike:
                     trial = self._play(schemes, layout, drafts, pieces)
                     if best is None or trial.rank < best.rank:
@@ -227,10 +234,9 @@ class Search:
         assert best is not None, "a request has candidates"
         return best
 
-    def _cut(self, unit: int, draft: Draft, chunk_bytes: float) -> list[Piece]:
+    def _num_pieces(self, draft: Draft, chunk_bytes: float) -> int:
         cuts_slices = draft.scheme is Scheme.FACTOR_SERVER and self._request.cuts_factor_server
-        most_bytes = chunk_bytes if draft.scheme.is_dense or cuts_slices else math.inf
-        return cut(unit, draft, most_bytes, barrier=self._barrier)
+        return num_pieces(draft, chunk_bytes) if draft.scheme.is_dense or cuts_slices else 1
 
     def _play(
         self, schemes: Schemes, layout: Layout, drafts: tuple[Draft, ...], pieces: Sequence[list[Piece]]
@@ -241,7 +247,11 @@ class Search:
             order = ready_order(pieces, places)
         else:
             order = needed_order(pieces, places, self._passes.ready_s, in_flight)
-        jobs = [Job(draft.place, draft.cost.apply_s) for draft in drafts]
+        send_s = self._model.cluster.send_s
+        jobs = [
+            Job(draft.place, draft.cost.apply_s + len(group) * send_s)
+            for draft, group in zip(drafts, pieces, strict=True)
+        ]
         iteration_s = iteration_seconds(self._passes, jobs, order, in_flight, barrier=self._barrier)
         network_s = math.fsum(_seconds(piece) for piece in order)
         rank = Rank(round(iteration_s, 12), round(network_s, 12), len(order))
@@ -284,8 +294,8 @@ class Search:
         longer = []
         for scheme in others:
             trial = self._best_layout(self._with(best.schemes, decision, scheme), [best.layout])
-            longer.append(f"{scheme.name} {(trial.iteration_s - best.iteration_s) * 1e3:+.1f} ms")
-        return f"otherwise the iteration changes by {', '.join(longer)}"
+            longer.append(f"{(trial.iteration_s - best.iteration_s) * 1e3:+.1f} ms by {scheme.name}")
+        return f"an iteration takes {', '.join(longer)}"
 
 
 def _seconds(piece: Piece) -> float:

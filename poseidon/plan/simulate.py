@@ -2,8 +2,9 @@
 
 The device runs one thing at a time: backward from the last layer to the first, then the next forward pass. A unit is
 ready when backward has passed its layer; its pieces go over the link in the plan's order (`link.py`), beside the
-device. When all have arrived, the device applies it: rebuilds a sum from factors, updates. Backward never waits; what
-can be applied is, while forward would wait for something else, and at the latest before the layer that reads it.
+device. When all have arrived, the device applies it: rebuilds a sum from factors, updates, and pays for the handling of
+the sends. Backward never waits; what can be applied is, while forward would wait for something else, and at the latest
+before the layer that reads it.
 A barrier holds forward, and the owners' updates and so all pulls, until everything pushed has arrived.
 
 Forward ends only when every unit is applied, so each backward pass begins with an idle link and nothing left over:
@@ -13,6 +14,7 @@ every iteration takes as long as the first, and one of them is the steady state.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -130,9 +132,10 @@ class _Device:
         self._done_s = done_s
         self._seen = seen
         self._left_s = [job.apply_s for job in jobs]
-        self._arrivals = sorted((unit for unit, job in enumerate(jobs) if job.apply_s > 0), key=done_s.__getitem__)
+        by_arrival = sorted(range(len(jobs)), key=done_s.__getitem__)
+        self._arrivals = [unit for unit in reversed(by_arrival) if jobs[unit].apply_s > 0]  # the last is the next
         self._needed: dict[int, list[int]] = {}
-        for unit in sorted(range(len(jobs)), key=done_s.__getitem__):
+        for unit in by_arrival:
             self._needed.setdefault(jobs[unit].place, []).append(unit)
 
     def forward(self, now_s: float) -> float:
@@ -150,10 +153,13 @@ class _Device:
 
     def _use_wait(self, now_s: float, until_s: float) -> None:
         """Applies what has arrived, first come first, until forward can go on."""
-        for unit in self._arrivals:
+        while self._arrivals:
+            unit = self._arrivals[-1]
             if self._done_s[unit] >= until_s or now_s >= until_s:
                 return
             now_s = self._apply(unit, max(now_s, self._done_s[unit]), until_s)
+            if self._left_s[unit] <= 0:
+                self._arrivals.pop()
 
     def _apply(self, unit: int, now_s: float, until_s: float) -> float:
         spent_s = min(self._left_s[unit], until_s - now_s)
@@ -210,8 +216,9 @@ def _on_link(plan: CommPlan, profile: NetProfile) -> tuple[list[Job], list[Piece
     for unit in travelling:
         first = params[unit.params[0]]
         costs.append(model.cost(unit.scheme, Load(unit.num_elems, first.elem_bytes, first.factors, first.rows)))
+    counts = Counter(send.unit for send in plan.order)
     jobs = [
-        Job(min(places[name] for name in unit.params), cost.apply_s)
+        Job(min(places[name] for name in unit.params), cost.apply_s + counts[unit.index] * plan.cluster.send_s)
         for unit, cost in zip(travelling, costs, strict=True)
     ]
     pieces = []
