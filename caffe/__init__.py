@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from caffe.net import Net
+from caffe.solver import SGDSolver, get_solver
 from poseidon.net.layers.python import PythonLayerBase as Layer
+from poseidon.spec.caffe_pb2 import TEST, TRAIN
 
-__all__ = ["Layer"]
+__all__ = ["TEST", "TRAIN", "Layer", "Net", "SGDSolver", "get_solver"]

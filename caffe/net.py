@@ -34,8 +34,19 @@ class Net:
                 phase = argument
         if phase is None:
             raise TypeError("caffe.Net needs a phase: caffe.TRAIN or caffe.TEST")
-        self._net = PoseidonNet(model, weights, phase, level=level, stages=tuple(stages or ()))
-        self._run = Stepwise(self._net)
+        net = PoseidonNet(model, weights, phase, level=level, stages=tuple(stages or ()))
+        self._wrap(Stepwise(net))
+
+    @classmethod
+    def around(cls, run: Stepwise) -> Net:
+        """The face of a net that exists already, a solver's for instance."""
+        made = cls.__new__(cls)
+        made._wrap(run)
+        return made
+
+    def _wrap(self, run: Stepwise) -> None:
+        self._run = run
+        self._net = run.net
         self.blobs = OrderedDict((name, Blob(blob)) for name, blob in self._run.blobs.items())
         self.params = OrderedDict(
             (name, [ParamBlob(layer.param_owner(i), layer.param_shapes[i]) for i in range(layer.num_params)])
