@@ -108,12 +108,14 @@ def check_message(tensor: Tensor) -> None:
         )
 
 
-def check_rank(rank: int, size: int, own: int) -> None:
-    """Raises unless `rank` is another worker."""
+def check_address(rank: int, tag: int, size: int, own: int) -> None:
+    """Raises unless `rank` is another worker and `tag` a tag."""
     if not 0 <= rank < size:
         raise TransportError(f"rank must be within 0 … {size - 1}, got {rank}")
     if rank == own:
         raise TransportError(f"rank {own} cannot exchange messages with itself")
+    if tag < 0:
+        raise TransportError(f"a tag must not be negative, got {tag}")
 
 
 def members_of(group: Sequence[int] | None, size: int, own: int) -> tuple[int, ...]:

@@ -6,13 +6,11 @@ import threading
 
 from poseidon.errors import TransportTimeout
 
-DEFAULT_LIMIT_S = 1800.0
-
 
 class Completion:
-    """`what` and `ranks` say in error texts what is waited for, and from whom."""
+    """`what` and `ranks` say in error texts what is waited for, and from whom; `limit_s` holds where a wait has none."""
 
-    def __init__(self, what: str, ranks: tuple[int, ...] = (), limit_s: float = DEFAULT_LIMIT_S) -> None:
+    def __init__(self, what: str, ranks: tuple[int, ...], limit_s: float) -> None:
         self.what = what
         self.ranks = ranks
         self._limit_s = limit_s
@@ -33,6 +31,10 @@ class Completion:
         if self._error is not None:
             raise self._error
 
+    def ends_within(self, seconds: float) -> bool:
+        """Waits for the end, good or bad; false if it does not come in time."""
+        return self._over.wait(seconds)
+
     def done(self) -> bool:
         return self._over.is_set()
 
@@ -46,6 +48,6 @@ class Completion:
 
 def finished(what: str) -> Completion:
     """The work of an operation that had nothing to do."""
-    completion = Completion(what)
+    completion = Completion(what, (), 0.0)
     completion.succeed()
     return completion

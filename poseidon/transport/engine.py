@@ -34,8 +34,10 @@ class _Job:
 
 
 class Engine:
-    def __init__(self, name: str) -> None:
-        self._name = name
+    """`limit_s` bounds every wait for a job that names no limit of its own."""
+
+    def __init__(self, name: str, limit_s: float) -> None:
+        self._name, self._limit_s = name, limit_s
         self._lock = threading.Lock()
         self._lines: dict[Hashable, deque[_Job]] = {}
         self._ready: SimpleQueue[Hashable] = SimpleQueue()
@@ -45,7 +47,7 @@ class Engine:
 
     def submit(self, key: Hashable, run: Callable[[], None], what: str, ranks: tuple[int, ...] = ()) -> Completion:
         """Starts `run` on another thread; what it raises, waiting for the result raises."""
-        job = _Job(run, Completion(what, ranks), _device_turn())
+        job = _Job(run, Completion(what, ranks, self._limit_s), _device_turn())
         with self._lock:
             if self._closed:
                 raise TransportError(f"{what}: the transport is closed")

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from poseidon.errors import PeerLost, TransportError, TransportTimeout
 from poseidon.transport.barrier import barrier
-from poseidon.transport.base import Peer, Work, check_message, check_rank, members_of, names_of, size_text
+from poseidon.transport.base import Peer, Work, check_address, check_message, members_of, names_of, size_text
 from poseidon.transport.completion import Completion
 from poseidon.transport.engine import Engine
 from poseidon.transport.tally import Tally
@@ -129,7 +129,7 @@ class InprocTransport:
         self.rank = rank
         self.size = len(self._ranks)
         self.peers = tuple(switch.peers[rank] for rank in self._ranks)
-        self.engine = Engine(f"inproc-{self._ranks[rank]}")
+        self.engine = Engine(f"inproc-{self._ranks[rank]}", switch.limit_s)
         self._tally = Tally()
         self._counts: dict[object, int] = defaultdict(int)
         self._subgroups: list[InprocTransport] = []
@@ -201,13 +201,13 @@ class InprocTransport:
         self.engine.close()
 
     def _post_send(self, tensor: Tensor, to: int, tag: int) -> Completion:
-        check_rank(to, self.size, self.rank)
+        check_address(to, tag, self.size, self.rank)
         entry = self._entry(tensor, f"sending {size_text(tensor.nbytes)} to {self.peers[to]}, tag {tag}", (to,))
         self._switch.exchange((self._space, self.rank, to, tag), entry, is_send=True)
         return entry.completion
 
     def _post_recv(self, tensor: Tensor, source: int, tag: int) -> Completion:
-        check_rank(source, self.size, self.rank)
+        check_address(source, tag, self.size, self.rank)
         what = f"receiving {size_text(tensor.nbytes)} from {self.peers[source]}, tag {tag}"
         entry = self._entry(tensor, what, (source,))
         self._switch.exchange((self._space, source, self.rank, tag), entry, is_send=False)

@@ -1,0 +1,183 @@
+"""Our collectives beside c10d's own, on emulated hosts with shaped links, as fractions of what the wire allows.
+
+    sudo python -m bench.collectives [--hosts 2,4,8] [--rate 1gbit] [--kib 64,1024,65536] [--repeats 7] [--json OUT]
+
+    all-gather      each worker contributes n bytes         least bytes per link  (P−1)·n
+    all-reduce      a tensor of n bytes                                           2·n·(P−1)/P
+    reduce shards   a tensor of n bytes, one shard per worker                     n·(P−1)/P
+    all-to-all      n bytes, one slice per worker                                 n·(P−1)/P
+
+The limit is the least time: those bytes at the payload rate of the link, 1448 of every 1540 bytes on an Ethernet (117.5
+MB/s at 1 Gbit/s). All contenders run in the same processes, taking turns; each figure is the median over the repeats
+of the slowest worker's time, printed as limit / time: 1.00 is the wire. Everything below about 1 MB is bound by latency,
+which in this lab is scheduling: all hosts share this machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from bench.netlab import Lab, Links, rate_bps
+from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
+from poseidon.transport.collectives import all_gather, exchange_slices, reduce_shards, shards_of
+from poseidon.transport.groups import Groups, GroupSpec
+from poseidon.transport.interface import choose_interface
+
+PAYLOAD_FRACTION = 1448 / 1540
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """`share` × bytes is the least any worker must send."""
+
+    operation: str
+    name: str
+    share: float
+    run: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    operation: str
+    name: str
+    num_hosts: int
+    num_bytes: int
+    limit_s: float
+    median_s: float
+    best_s: float
+
+    @property
+    def ratio(self) -> float:
+        return self.limit_s / self.median_s
+
+
+def contenders(transport: C10dTransport, group: dist.Backend, num_bytes: int) -> list[Contender]:
+    size, num_elems = transport.size, num_bytes // 4
+    blocks = [torch.full((num_elems,), float(place)) for place in range(size)]
+    whole, other = torch.ones(num_elems // size * size), torch.ones(num_elems // size * size)
+    shards, slices = shards_of(whole, size), shards_of(other, size)
+    rest = (size - 1) / size
+
+    def shards_there_and_back() -> None:
+        reduce_shards(transport, shards).wait()
+        all_gather(transport, shards).wait()
+
+    return [
+        Contender("all-gather", "ours", size - 1, lambda: all_gather(transport, blocks).wait()),
+        Contender("all-gather", "c10d", size - 1, lambda: group.allgather([blocks], [blocks[transport.rank]]).wait()),
+        Contender("all-reduce", "transport (c10d)", 2 * rest, lambda: transport.all_reduce(whole).wait()),
+        Contender("all-reduce", "reduce + gather shards", 2 * rest, shards_there_and_back),
+        Contender("reduce shards", "ours", rest, lambda: reduce_shards(transport, shards).wait()),
+        Contender(
+            "reduce shards", "c10d", rest, lambda: group._reduce_scatter_base(slices[transport.rank], whole).wait()
+        ),
+        Contender("all-to-all", "ours", rest, lambda: exchange_slices(transport, shards, slices).wait()),
+        Contender("all-to-all", "c10d", rest, lambda: group.alltoall_base(other, whole, [], []).wait()),
+    ]
+
+
+def slowest_s(transport: C10dTransport, run: Callable[[], None]) -> float:
+    """The time of the worker that takes longest."""
+    transport.barrier(60.0)
+    started_s = time.perf_counter()
+    run()
+    times = torch.zeros(transport.size, dtype=torch.float64)
+    times[transport.rank] = time.perf_counter() - started_s
+    transport.all_reduce(times).wait()
+    return times.max().item()
+
+
+def measure(sizes: list[int], repeats: int, payload_rate: float) -> list[Result]:
+    """One worker's part, inside the lab."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    master = Master(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    address = choose_interface(master.address, is_multi_host=True).address
+    transport = connect(rank, size, master, C10dOptions(address))
+    store = dist.TCPStore(master.address, master.port, None, False)
+    group = Groups(store, address, 60.0, 600.0).get(GroupSpec("bench", rank, size))
+    results = []
+    for num_bytes in sizes:
+        field = contenders(transport, group, num_bytes)
+        rounds = [[slowest_s(transport, each.run) for each in field] for _ in range(repeats + 1)][1:]
+        for each, times_s in zip(field, zip(*rounds, strict=True), strict=True):
+            limit_s = each.share * num_bytes / payload_rate
+            middle_s, best_s = statistics.median(times_s), min(times_s)
+            results.append(Result(each.operation, each.name, size, num_bytes, limit_s, middle_s, best_s))
+    transport.barrier(60.0)
+    transport.close()
+    return results
+
+
+def run_in_lab(num_hosts: int, options: argparse.Namespace) -> list[Result]:
+    with tempfile.TemporaryDirectory() as folder, Lab(f"co{os.getpid()}", num_hosts, Links((options.rate,))) as lab:
+        out = Path(folder) / "results.json"
+        command = [sys.executable, "-m", "bench.collectives", "--worker", str(out), "--rate", options.rate]
+        os.environ["PYTHONPATH"] = str(ROOT)
+        code = lab.run([*command, "--kib", options.kib, "--repeats", str(options.repeats)], show_all=True)
+        if code != 0:
+            raise SystemExit(f"bench.collectives: a worker failed with exit code {code}")
+        return [Result(**found) for found in json.loads(out.read_text())]
+
+
+def show(results: list[Result]) -> None:
+    operations = list(dict.fromkeys((result.operation, result.name) for result in results))
+    sizes = sorted({result.num_bytes for result in results})
+    for num_hosts in sorted({result.num_hosts for result in results}):
+        print(f"\n{num_hosts} hosts, fraction of the wire limit: median (best)")
+        print(f"{'':15}{'':24}" + "".join(f"{num_bytes >> 10:>10} KiB" for num_bytes in sizes))
+        for operation, name in operations:
+            cells = {
+                result.num_bytes: f"{result.ratio:.2f} ({result.limit_s / result.best_s:.2f})"
+                for result in results
+                if (result.operation, result.name, result.num_hosts) == (operation, name, num_hosts)
+            }
+            print(f"{operation:15}{name:24}" + "".join(f"{cells.get(num_bytes, ''):>14}" for num_bytes in sizes))
+        limits = {result.num_bytes: result for result in results if result.operation == "all-gather"}
+        limits = {size: result for size, result in limits.items()}
+        print(
+            f"{'limit':15}{'all-gather, ms':24}"
+            + "".join(
+                f"{next(r.limit_s for r in results if r.num_hosts == num_hosts and r.num_bytes == size) * 1e3:>14.1f}"
+                for size in sizes
+            )
+        )
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", default="2,4,8")
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--kib", default="64,256,1024,4096,16384,65536", help="sizes to measure")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    if options.worker:
+        torch.set_num_threads(1)
+        sizes = [int(text) << 10 for text in options.kib.split(",")]
+        results = measure(sizes, options.repeats, rate_bps(options.rate) / 8 * PAYLOAD_FRACTION)
+        if os.environ["RANK"] == "0":
+            options.worker.write_text(json.dumps([asdict(result) for result in results]))
+        return 0
+    results = [result for text in options.hosts.split(",") for result in run_in_lab(int(text), options)]
+    show(results)
+    if options.json:
+        options.json.write_text(json.dumps([asdict(result) for result in results], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

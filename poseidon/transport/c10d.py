@@ -1,0 +1,375 @@
+"""c10d transport: torch.distributed's engines, gloo between hosts over Ethernet, NCCL between GPUs.
+
+    transport = connect(rank, size, Master("10.0.0.1", 29500), options)     the usual way
+    transport = join(store, rank, size, options)                            by a store that exists
+    transport = from_group(group, options)                                  beside somebody's process group
+
+Point-to-point and collectives have groups of their own: neither waits for the other. Nothing is pickled, and torch's
+default process group is neither needed nor touched, so several transports may live in one process.
+
+CUDA: all-reduce and broadcast go by NCCL. NCCL has no tags (messages of a pair of devices must be posted in one order
+on both sides), so send and receive pass through pinned host memory and gloo, which on Ethernet is what NCCL would do
+too. After `wait` a result may be used on the stream that is current in the waiting thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from poseidon.errors import PeerLost, TransportError, TransportTimeout
+from poseidon.transport.barrier import barrier
+from poseidon.transport.base import Peer, Work, check_address, check_message, members_of, names_of, size_text
+from poseidon.transport.completion import Completion, finished
+from poseidon.transport.engine import Engine
+from poseidon.transport.groups import Groups, GroupSpec
+from poseidon.transport.health import Health, HealthOptions
+from poseidon.transport.joining import meet_peers, open_lines
+from poseidon.transport.tally import Tally
+
+WHOLE_JOB = "job"
+GRACE_S = 3.0  # for the news of who is lost to arrive, after a connection has broken
+SUMMABLE = frozenset(
+    (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Master:
+    """Where rank 0's store listens. `is_hosted`: somebody else (torchrun's agent) runs it already."""
+
+    address: str
+    port: int
+    is_hosted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class C10dOptions:
+    """`address`: this host's, on the interface that carries the traffic (`interface.py` finds it)."""
+
+    address: str
+    join_s: float = 120.0
+    limit_s: float = 1800.0
+    health: HealthOptions = field(default_factory=HealthOptions)
+
+
+class Job:
+    """What a transport and its subgroups share."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int, options: C10dOptions) -> None:
+        self.rank, self.options = rank, options
+        self.store = store  # kept: rank 0's is the server
+        self.peers = meet_peers(store, rank, size, options.join_s)
+        lines = open_lines(store, rank, self.peers, options.address, options.join_s)
+        self.engine = Engine(f"transport-{rank}", options.limit_s)
+        self.groups = Groups(store, options.address, options.join_s, options.limit_s)
+        self.health = Health(rank, self.peers, lines, options.health, self.groups.break_all)
+
+    def group(self, spec: GroupSpec) -> Any:
+        """A c10d group. To make it takes the other members; should one be lost meanwhile, that is raised."""
+        if not self.groups.has(spec):
+            making = self.engine.submit(object(), lambda: self.groups.get(spec), f"making group {spec.name}")
+            while not making.ends_within(0.2):
+                self.check(making.what)
+            making.wait()
+        return self.groups.get(spec)
+
+    def check(self, what: object) -> None:
+        """Raises if somebody is lost: no operation is worth starting then."""
+        if self.health.loss is not None:
+            raise self.explain(str(what), (), "")
+
+    def explain(self, what: str, ranks: tuple[int, ...], problem: str) -> TransportError:
+        """The error of an operation with `ranks` that c10d ended with `problem`."""
+        loss = self.health.cause(ranks, GRACE_S)
+        if loss is not None:
+            return PeerLost(f"{names_of(self.peers, loss.ranks)} is lost: {loss.reason}; while {what}", loss.ranks)
+        if "imed out" in problem:
+            return TransportTimeout(
+                f"{what}: not over after {self.options.limit_s:g} s, although all workers give signs of life", ranks
+            )
+        return PeerLost(f"the connection to {names_of(self.peers, ranks)} broke: {problem}; while {what}", ranks)
+
+    def close(self) -> None:
+        self.health.close()
+        self.groups.break_all()
+        self.engine.close()
+
+
+class PointWork:
+    """A send or receive of gloo: it can be waited for once only, and a wait that times out destroys the connections.
+
+    So one thread alone sits in gloo's wait: the first that waits without a limit, otherwise one of the engine's. There
+    is one of these for every piece of a gradient: texts and the background wait are made when somebody needs them.
+    """
+
+    __slots__ = ("_background", "_error", "_is_over", "_job", "_lock", "_note", "_work")
+
+    def __init__(self, job: Job, work: Any, note: _Note) -> None:
+        self._job, self._work, self._note = job, work, note
+        self._lock = threading.Lock()
+        self._is_over = False
+        self._error: TransportError | None = None
+        self._background: Completion | None = None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        if timeout_s is None or self._is_over:
+            self._end()
+        else:
+            self._in_background().wait(timeout_s)
+
+    def done(self) -> bool:
+        return self._is_over or self._in_background().done()
+
+    def _in_background(self) -> Completion:
+        if self._background is None:
+            self._background = self._job.engine.submit(object(), self._end, str(self._note), self._note.ranks)
+        return self._background
+
+    def _end(self) -> None:
+        with self._lock:
+            if not self._is_over:
+                try:
+                    self._work.wait()
+                except RuntimeError as error:  # gloo has no exception of its own
+                    self._error = self._job.explain(str(self._note), self._note.ranks, str(error))
+                self._is_over = True
+        if self._error is not None:
+            raise self._error
+
+
+class _Note(NamedTuple):
+    """What a message is, for error texts."""
+
+    verb: str
+    num_bytes: int
+    peer: Peer
+    tag: int
+
+    def __str__(self) -> str:
+        return f"{self.verb} {self.peer}, {size_text(self.num_bytes)}, tag {self.tag}"
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return (self.peer.rank,)
+
+
+class GroupWork:
+    """A collective of c10d."""
+
+    def __init__(self, job: Job, work: Any, what: str, ranks: tuple[int, ...]) -> None:
+        self._job, self._work, self._what, self._ranks = job, work, what, ranks
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        try:
+            # c10d takes a timeout of zero for none.
+            self._work.wait() if timeout_s is None else self._work.wait(timedelta(seconds=max(timeout_s, 0.001)))
+        except RuntimeError as error:  # c10d has no exception of its own for a broken connection
+            if timeout_s is not None and not self._work.is_completed():
+                raise TransportTimeout(f"{self._what}: not over after {timeout_s:g} s", self._ranks) from None
+            raise self._job.explain(self._what, self._ranks, str(error)) from error
+
+    def done(self) -> bool:
+        return bool(self._work.is_completed())
+
+
+class C10dTransport:
+    """One worker's end. `ranks` are the members' ranks in the job, in order; `name` tells subgroups apart."""
+
+    def __init__(self, job: Job, ranks: tuple[int, ...], name: str) -> None:
+        self._job, self._ranks, self._name = job, ranks, name
+        self.rank = ranks.index(job.rank)
+        self.size = len(ranks)
+        self.peers = tuple(job.peers[rank] for rank in ranks)
+        self.kind = "c10d-nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "c10d-gloo"
+        self.engine = job.engine
+        self._tally = Tally()
+        self._num_subgroups: Counter[tuple[int, ...]] = Counter()
+        if self.size > 1:
+            self._points = job.group(GroupSpec(f"{name}/points", self.rank, self.size))
+            job.group(self._members_spec(tuple(range(self.size)), "cpu"))
+            self.barrier(job.options.join_s)  # nobody leaves while another is still connecting
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._tally.sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._tally.received
+
+    def send(self, tensor: Tensor, to: int, tag: int) -> Work:
+        work = self._stage_send(tensor, to, tag) if tensor.device.type != "cpu" else self._post_send(tensor, to, tag)
+        self._tally.add(sent=tensor.nbytes)
+        return work
+
+    def recv(self, tensor: Tensor, source: int, tag: int) -> Work:
+        is_staged = tensor.device.type != "cpu"
+        work = self._stage_recv(tensor, source, tag) if is_staged else self._post_recv(tensor, source, tag)
+        self._tally.add(received=tensor.nbytes)
+        return work
+
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
+        members = members_of(group, self.size, self.rank)
+        if tensor.dtype not in SUMMABLE:
+            raise TransportError(
+                f"all-reduce cannot sum {tensor.dtype}; convert to one of {sorted(map(str, SUMMABLE))}"
+            )
+        what = f"in the all-reduce of {size_text(tensor.nbytes)}"
+        work = self._collective(tensor, members, what, lambda c10d_group: c10d_group.allreduce([tensor]))
+        self._tally.add_all_reduce(tensor.nbytes, len(members))
+        return work
+
+    def broadcast(self, tensor: Tensor, root: int, group: Sequence[int] | None = None) -> Work:
+        members = members_of(group, self.size, self.rank)
+        if root not in members:
+            raise TransportError(f"the root of a broadcast must be one of {list(members)}, got {root}")
+        options = dist.BroadcastOptions()
+        options.rootRank = members.index(root)
+        what = f"in the broadcast of {size_text(tensor.nbytes)} from {self.peers[root]}"
+        work = self._collective(tensor, members, what, lambda c10d_group: c10d_group.broadcast([tensor], options))
+        place = (members.index(self.rank) - members.index(root)) % len(members)
+        self._tally.add_broadcast(tensor.nbytes, place, len(members))
+        return work
+
+    def barrier(self, timeout_s: float) -> None:
+        barrier(self.peers, self.rank, self._post_send, self._post_recv, timeout_s)
+
+    def subgroup(self, ranks: Sequence[int]) -> C10dTransport | None:
+        if self.rank not in ranks:
+            return None
+        members = members_of(ranks, self.size, self.rank)
+        self._num_subgroups[members] += 1
+        name = f"{self._name}/{'-'.join(map(str, members))}:{self._num_subgroups[members]}"
+        return C10dTransport(self._job, tuple(self._ranks[rank] for rank in members), name)
+
+    def abort(self, reason: str) -> None:
+        self._job.health.give_up(reason)
+
+    def close(self) -> None:
+        if self._name == WHOLE_JOB:  # a subgroup ends with the transport it was taken from
+            self._job.close()
+
+    # -- point to point ---------------------------------------------------------------------------------------------
+    def _post_send(self, tensor: Tensor, to: int, tag: int) -> Work:
+        check_address(to, tag, self.size, self.rank)
+        return self._post(tensor, "sending to", to, tag)
+
+    def _post_recv(self, tensor: Tensor, source: int, tag: int) -> Work:
+        check_address(source, tag, self.size, self.rank)
+        return self._post(tensor, "receiving from", source, tag)
+
+    def _post(self, tensor: Tensor, verb: str, place: int, tag: int) -> Work:
+        check_message(tensor)
+        note = _Note(verb, tensor.nbytes, self.peers[place], tag)
+        self._job.check(note)
+        if tensor.numel() == 0:
+            return finished(str(note))
+        try:
+            start = self._points.send if verb == "sending to" else self._points.recv
+            return PointWork(self._job, start([tensor], place, tag), note)
+        except RuntimeError as error:  # gloo has no exception of its own for a broken connection
+            raise self._job.explain(str(note), note.ranks, str(error)) from error
+
+    def _stage_send(self, tensor: Tensor, to: int, tag: int) -> Work:
+        """The copy to the host waits for the device, on the engine's thread; one channel's messages stay in order."""
+        check_message(tensor)
+
+        def run() -> None:
+            self._post_send(_host_like(tensor).copy_(tensor), to, tag).wait()
+
+        what = f"sending {size_text(tensor.nbytes)} from {tensor.device} to {self.peers[to]}, tag {tag}"
+        return self.engine.submit((self._name, "send", to, tag), run, what, (self._ranks[to],))
+
+    def _stage_recv(self, tensor: Tensor, source: int, tag: int) -> Work:
+        check_message(tensor)
+        host = _host_like(tensor)
+        arrival = self._post_recv(host, source, tag)
+
+        def run() -> None:
+            arrival.wait()
+            tensor.copy_(host)
+
+        what = f"receiving {size_text(tensor.nbytes)} to {tensor.device} from {self.peers[source]}, tag {tag}"
+        return self.engine.submit((self._name, "recv", source, tag), run, what, (self._ranks[source],))
+
+    # -- collectives ------------------------------------------------------------------------------------------------
+    def _collective(self, tensor: Tensor, members: tuple[int, ...], what: str, start: Callable[[Any], Any]) -> Work:
+        check_message(tensor)
+        self._job.check(what)
+        if len(members) == 1 or tensor.numel() == 0:
+            return finished(what)
+        others = tuple(self._ranks[place] for place in members if place != self.rank)
+        group = self._job.group(self._members_spec(members, tensor.device.type))
+        try:
+            work = start(group)
+        except RuntimeError as error:  # c10d has no exception of its own for a broken connection
+            raise self._job.explain(what, others, str(error)) from error
+        return GroupWork(self._job, work, what, others)
+
+    def _members_spec(self, members: tuple[int, ...], device: str) -> GroupSpec:
+        name = f"{self._name}/group {'-'.join(map(str, members))}"
+        return GroupSpec(name, members.index(self.rank), len(members), device)
+
+
+def join(store: dist.Store, rank: int, size: int, options: C10dOptions) -> C10dTransport:
+    """A transport among `size` workers that share the store (use a PrefixStore if it serves other purposes too)."""
+    return C10dTransport(Job(store, rank, size, options), tuple(range(size)), WHOLE_JOB)
+
+
+def connect(rank: int, size: int, master: Master, options: C10dOptions) -> C10dTransport:
+    """A transport among `size` workers that meet at `master`."""
+    is_server = rank == 0 and not master.is_hosted
+    try:
+        store = dist.TCPStore(
+            master.address,
+            master.port,
+            size,
+            is_server,
+            timedelta(seconds=options.join_s),
+            wait_for_workers=False,
+        )
+    except RuntimeError as error:  # c10d has no exception of its own
+        problem = str(error).splitlines()[0]
+        if is_server:
+            raise TransportError(
+                f"rank 0 cannot listen on port {master.port} of {master.address}: {problem}; choose another port"
+            ) from error
+        raise TransportTimeout(
+            f"rank {rank} cannot reach rank 0 at {master.address} port {master.port} within {options.join_s:g} s: "
+            f"{problem}; check that rank 0 was started, and the address",
+            (0,),
+        ) from error
+    return join(store, rank, size, options)
+
+
+def from_group(group: Any, options: C10dOptions, device: str = "cpu") -> C10dTransport:
+    """A transport among the members of a process group, on connections of its own.
+
+    The group, usable for tensors on `device`, serves once, to spread the address of a new store.
+    """
+    rank, size = group.rank(), group.size()
+    place = torch.zeros(256, dtype=torch.uint8)
+    server = None
+    if rank == 0:
+        server = dist.TCPStore(options.address, 0, size, True, wait_for_workers=False)
+        text = f"{options.address} {server.port}".encode()
+        place[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    carried = place.to(device)
+    dist_options = dist.BroadcastOptions()
+    dist_options.rootRank = 0
+    group.broadcast([carried], dist_options).wait()
+    address, port = bytes(carried.cpu().tolist()).rstrip(b"\0").decode().split()
+    return join(server, rank, size, options) if server else connect(rank, size, Master(address, int(port)), options)
+
+
+def _host_like(tensor: Tensor) -> Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)

@@ -1,0 +1,215 @@
+"""Health: who is lost, found out within seconds and told to everybody.
+
+A star of TCP connections beside the data, rank 0 in the middle. Every worker gives a sign of life each `interval_s`.
+
+    connection ends without goodbye     that process died              noticed at once
+    silence for `limit_s`               it hangs, or is cut off        noticed after limit_s (+ interval_s)
+    "lost: …" from the worker itself    it gives up and says why       noticed at once
+
+Rank 0 hears the workers and tells everybody the first loss; the workers watch rank 0 themselves. The first verdict
+stays: what breaks afterwards (survivors ending their connections) is a consequence. A process that was itself asleep
+for a while does not blame the others for what it could not hear.
+
+Messages are JSON, one per line: {"kind": "beat"}, {"kind": "lost", "ranks": [3], "reason": …}, {"kind": "bye",
+"rank": 2}. How the star is built: `joining.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from poseidon.transport.base import Peer
+
+MAX_LINE_BYTES = 1 << 16
+MAX_REASON_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class HealthOptions:
+    interval_s: float = 1.0
+    limit_s: float = 6.0
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Who is lost, and how that showed."""
+
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(slots=True)
+class Line:
+    """One connection of the star, and what is known of its other end."""
+
+    rank: int
+    socket: socket.socket
+    heard_s: float = 0.0
+    unread: bytes = b""
+    is_open: bool = True
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def say(self, message: dict[str, object]) -> None:
+        """Sends if that is possible without waiting: whoever cannot take a few bytes is found by its silence."""
+        with self.lock:
+            try:
+                self.socket.send(json.dumps(message).encode() + b"\n")
+            except OSError:
+                return
+
+    def hear(self) -> list[dict[str, object]] | None:
+        """The messages that have arrived; None if the connection has ended."""
+        try:
+            data = self.socket.recv(1 << 16)
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data or len(self.unread) + len(data) > MAX_LINE_BYTES:
+            return None
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        return [_parse(line) for line in lines]
+
+
+class Health:
+    """`lines` are this worker's connections: rank 0's to everybody, the others' to rank 0.
+
+    `on_loss` is called once, on whichever thread comes to the verdict.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        peers: tuple[Peer, ...],
+        lines: list[Line],
+        options: HealthOptions,
+        on_loss: Callable[[], None],
+    ) -> None:
+        self._rank, self._peers, self._options, self._on_loss = rank, peers, options, on_loss
+        self._lines = {line.rank: line for line in lines}
+        self._news = threading.Condition()
+        self._loss: Loss | None = None
+        self._left: set[int] = set()
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        for line in lines:
+            line.socket.setblocking(False)
+            line.heard_s = time.monotonic()
+        self._thread = threading.Thread(target=self._watch, name=f"health-{rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def loss(self) -> Loss | None:
+        return self._loss
+
+    def cause(self, ranks: tuple[int, ...], grace_s: float) -> Loss | None:
+        """Why an operation with `ranks` broke: the verdict, for which `grace_s` may be waited, or that one has left."""
+        with self._news:
+            self._news.wait_for(lambda: self._loss or self._left.intersection(ranks), grace_s)
+            if self._loss is not None:
+                return self._loss
+            gone = tuple(sorted(self._left.intersection(ranks)))
+            return Loss(gone, "it had left the job in peace") if gone else None
+
+    def give_up(self, reason: str) -> None:
+        """Tells everybody that this worker is lost to them."""
+        self._conclude(Loss((self._rank,), f"it gave up: {reason[:MAX_REASON_CHARS]}"))
+
+    def close(self) -> None:
+        for line in self._lines.values():
+            line.say({"kind": "bye", "rank": self._rank})
+        self._stop_writer.close()
+        if self._thread is not threading.current_thread():
+            self._thread.join(self._options.limit_s)
+        for line in self._lines.values():
+            line.socket.close()
+
+    def _watch(self) -> None:
+        interval_s = self._options.interval_s
+        with selectors.DefaultSelector() as selector, self._stop_reader:
+            selector.register(self._stop_reader, selectors.EVENT_READ)
+            for line in self._lines.values():
+                selector.register(line.socket, selectors.EVENT_READ, line)
+            beaten_s = awake_s = time.monotonic()
+            while self._loss is None:
+                ready = selector.select(interval_s / 2)
+                now_s = time.monotonic()
+                if now_s - awake_s > 2 * interval_s:
+                    self._forgive(now_s)
+                awake_s = now_s
+                for key, _ in ready:
+                    if key.data is None:
+                        return
+                    self._listen(key.data, now_s)
+                    if not key.data.is_open:
+                        selector.unregister(key.fileobj)
+                if now_s - beaten_s >= interval_s:
+                    beaten_s = now_s
+                    self._tell({"kind": "beat"})
+                self._judge(now_s)
+
+    def _listen(self, line: Line, now_s: float) -> None:
+        line.heard_s = now_s
+        messages = line.hear()
+        if messages is None:
+            line.is_open = False
+            if line.rank not in self._left:
+                self._conclude(Loss((line.rank,), "its process ended, the connection to it closed"))
+            return
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: dict[str, object]) -> None:
+        ranks, rank = message.get("ranks"), message.get("rank")
+        if message.get("kind") == "lost" and isinstance(ranks, list):
+            known = tuple(rank for rank in ranks if rank in range(len(self._peers)))
+            self._conclude(Loss(known, str(message.get("reason"))))
+        elif message.get("kind") == "bye" and isinstance(rank, int):
+            with self._news:
+                self._left.add(rank)
+                self._news.notify_all()
+            if self._rank == 0:
+                self._tell(message)
+
+    def _judge(self, now_s: float) -> None:
+        """Silence beyond the limit is a loss. Whoever is silent nearly as long went down with it: workers of a host."""
+        silent_s = {line.rank: now_s - line.heard_s for line in self._lines.values() if line.rank not in self._left}
+        if silent_s and max(silent_s.values()) > self._options.limit_s:
+            nearly_s = self._options.limit_s - 2 * self._options.interval_s
+            ranks = tuple(rank for rank, seconds in silent_s.items() if seconds > nearly_s)
+            reason = f"no sign of life for {max(silent_s.values()):.1f} s: it hangs, or its host or network is down"
+            self._conclude(Loss(ranks, reason))
+
+    def _forgive(self, now_s: float) -> None:
+        for line in self._lines.values():
+            line.heard_s = now_s
+
+    def _conclude(self, loss: Loss) -> None:
+        with self._news:
+            if self._loss is not None:
+                return
+            self._loss = loss
+            self._news.notify_all()
+        # Told before anything is torn down here: a survivor must not take our broken connections for the cause.
+        if self._rank == 0 or loss.ranks == (self._rank,):
+            self._tell({"kind": "lost", "ranks": list(loss.ranks), "reason": loss.reason})
+        self._on_loss()
+
+    def _tell(self, message: dict[str, object]) -> None:
+        for line in self._lines.values():
+            if line.is_open:
+                line.say(message)
+
+
+def _parse(line: bytes) -> dict[str, object]:
+    """A message; an empty one if the line is none."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return {}
+    return message if isinstance(message, dict) else {}

@@ -1,0 +1,125 @@
+"""Probe: latency and bandwidth of the links, measured at the start of a job, as the plan needs them.
+
+    α  latency_s       one step of a ring with tiny messages, all workers at once: a message's cost besides its bytes
+    β  bandwidth_bps   payload bits per second of one NIC, in each direction, while all NICs send and receive
+
+β: one worker of each host sends to the next host and receives from the previous one, all at the same time. On a single
+host all workers do. The amount is at least 16 MB where the link allows; a first, small try decides, so that the probe
+takes less than two seconds. All workers get the same figures, to the bit: the median α, and the β of the slowest NIC,
+which is the pace of a ring.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from poseidon.transport.base import OWN_TAGS, Transport, Work
+from poseidon.transport.collectives import all_gather
+
+PROBE_TAG = OWN_TAGS + 2
+FIRST_STEPS = 4
+MOST_STEPS = 120
+LATENCY_S = 0.4
+FIRST_BYTES = 1 << 20
+LEAST_BYTES = 16 << 20
+MOST_BYTES = 256 << 20
+PIECE_BYTES = 1 << 20
+OPEN_PIECES = 8
+NUM_PASSES = 2
+TARGET_S = 0.3
+LIMIT_S = 0.65
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFacts:
+    """What a link can do. A job of one worker has no links: no latency, infinite bandwidth."""
+
+    num_workers: int
+    num_hosts: int
+    latency_s: float
+    bandwidth_bps: float
+    probed_bytes: int
+
+    def __str__(self) -> str:
+        speed = "" if math.isinf(self.bandwidth_bps) else f", {self.bandwidth_bps / 1e6:.0f} Mbit/s per NIC each way"
+        return f"{self.num_workers} workers on {self.num_hosts} hosts, {self.latency_s * 1e6:.0f} µs per message{speed}"
+
+
+def probe(transport: Transport, hosts: Sequence[int] | None = None) -> LinkFacts:
+    """Measures; all workers call it together. `hosts` says on which host each rank runs (None: as the peers say)."""
+    names = [peer.host for peer in transport.peers]
+    where = [names.index(name) for name in names] if hosts is None else list(hosts)
+    num_hosts = len(set(where))
+    if transport.size == 1:
+        return LinkFacts(1, 1, 0.0, math.inf, 0)
+    latency_s = _latency_s(transport)
+    leaders = [where.index(host) for host in dict.fromkeys(where)]
+    ring = leaders if num_hosts > 1 else list(range(transport.size))
+    num_bytes = _amount(FIRST_BYTES / max(_shared(transport, _pass_s(transport, ring, FIRST_BYTES))))
+    # The better of two: what else these hosts do just now can only make a link look slower.
+    seconds = min(max(_shared(transport, _pass_s(transport, ring, num_bytes))) for _ in range(NUM_PASSES))
+    return LinkFacts(transport.size, num_hosts, latency_s, num_bytes * 8 / seconds, num_bytes)
+
+
+def _amount(bytes_per_s: float) -> int:
+    """How much to send at about this speed."""
+    wanted = max(LEAST_BYTES, min(MOST_BYTES, bytes_per_s * TARGET_S))
+    return max(FIRST_BYTES, int(min(wanted, bytes_per_s * LIMIT_S)) // PIECE_BYTES * PIECE_BYTES)
+
+
+def _latency_s(transport: Transport) -> float:
+    first_s = max(_shared(transport, statistics.fmean(_steps_s(transport, FIRST_STEPS))))
+    num_steps = min(MOST_STEPS, max(FIRST_STEPS, int(LATENCY_S / first_s)))
+    return statistics.median(_shared(transport, statistics.median(_steps_s(transport, num_steps))))
+
+
+def _steps_s(transport: Transport, num_steps: int) -> list[float]:
+    """The time of each step around the ring: everybody sends to the right and hears from the left."""
+    left, right = (transport.rank - 1) % transport.size, (transport.rank + 1) % transport.size
+    outgoing, incoming = torch.zeros(16), torch.empty(16)
+    ends_s = [time.perf_counter()]
+    for _ in range(num_steps):
+        arrival = transport.recv(incoming, left, PROBE_TAG)
+        departure = transport.send(outgoing, right, PROBE_TAG)
+        arrival.wait()
+        departure.wait()
+        ends_s.append(time.perf_counter())
+    return [end_s - start_s for start_s, end_s in pairwise(ends_s)]
+
+
+def _pass_s(transport: Transport, ring: list[int], num_bytes: int) -> float:
+    """The time in which this worker passes `num_bytes` on and receives as much; 0 if it is not in the ring."""
+    _shared(transport, 0.0)  # all start together
+    if transport.rank not in ring:
+        return 0.0
+    place = ring.index(transport.rank)
+    left, right = ring[place - 1], ring[(place + 1) % len(ring)]
+    outgoing = torch.zeros(PIECE_BYTES, dtype=torch.uint8)
+    incoming = [torch.empty(PIECE_BYTES, dtype=torch.uint8) for _ in range(OPEN_PIECES)]
+    started_s = time.perf_counter()
+    works: deque[Work] = deque()
+    for number in range(num_bytes // PIECE_BYTES):
+        if number >= OPEN_PIECES:
+            works.popleft().wait()
+            works.popleft().wait()
+        works.append(transport.recv(incoming[number % OPEN_PIECES], left, PROBE_TAG))
+        works.append(transport.send(outgoing, right, PROBE_TAG))
+    for work in works:
+        work.wait()
+    return time.perf_counter() - started_s
+
+
+def _shared(transport: Transport, value: float) -> list[float]:
+    """Everybody's value, by rank."""
+    cells = [torch.zeros(1, dtype=torch.float64) for _ in range(transport.size)]
+    cells[transport.rank].fill_(value)
+    all_gather(transport, cells, tag=PROBE_TAG).wait()
+    return [cell.item() for cell in cells]
