@@ -7,6 +7,7 @@ exit code 1; `--debug` shows the traceback.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import os
 import sys
@@ -84,21 +85,27 @@ def _dispatch(program: Program, words: list[str]) -> int:
     if words[0] in ("version", "--version", "-version"):
         print(f"{program.name} of Poseidon {__version__}", flush=True)
         return 0
+    try:
+        command, found = parse(program, words)
+    except SystemExit:  # how argparse ends once it has printed the help
+        sys.stdout.flush()
+        return 0
+    return command.run(found) or 0
+
+
+def parse(program: Program, words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+    """The verb of a command line and the values of its flags."""
     verb, rest = _verb_first(program, words)
     name, summary = program.modules[verb]
     command: Command = importlib.import_module(f"poseidon.cli.{name}").COMMAND
     flags = Flags(f"{program.name} {verb}", summary)
     command.declare(flags)
-    try:
-        found = flags.parse(rest)
-    except SystemExit:  # how argparse ends once it has printed the help
-        sys.stdout.flush()
-        return 0
+    found = flags.parse(rest)
     found.program = program.name
-    return command.run(found) or 0
+    return command, found
 
 
-def _verb_first(program: Program, words: list[str]) -> tuple[str, list[str]]:
+def _verb_first(program: Program, words: Sequence[str]) -> tuple[str, list[str]]:
     """The verb and its flags; like gflags, flags may also stand before the verb."""
     spelled = {verb.replace("-", "_"): verb for verb in program.modules}
     is_value = False
@@ -108,7 +115,7 @@ def _verb_first(program: Program, words: list[str]) -> tuple[str, list[str]]:
         elif word.startswith("-"):
             is_value = "=" not in word and word.lstrip("-") not in _SWITCHES
         elif word.replace("-", "_") in spelled:
-            return spelled[word.replace("-", "_")], words[:position] + words[position + 1 :]
+            return spelled[word.replace("-", "_")], [*words[:position], *words[position + 1 :]]
         else:
             hint = nearest(word, program.modules)
             raise UsageError(f"there is no command {word!r}{hint}; commands: {', '.join(program.modules)}")
