@@ -14,6 +14,7 @@ from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.events import Listener
+from poseidon.solver.snapshot import check_writable
 from poseidon.spec import caffe_pb2
 
 Say = Callable[[str, str], None]
@@ -22,6 +23,8 @@ Say = Callable[[str, str], None]
 def train(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> None:
     """Trains as the flags say, until max_iter or until somebody asks to stop."""
     device = solver_device(param, found.gpu)
+    if param.snapshot_after_train:
+        check_writable(param.snapshot_prefix)  # better now than when all the work is done
     with signal_requests(found.sigint_effect, found.sighup_effect) as requests:
         if has_display(found):
             with ProgressDisplay(param, found.solver, device, requests) as display:

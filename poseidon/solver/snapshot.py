@@ -102,7 +102,7 @@ def check_writable(prefix: str) -> None:
         probe.unlink()
     except OSError as problem:
         raise SnapshotError(
-            f"cannot write to snapshot_prefix {prefix!r}: {problem}; the folder must exist and be writable"
+            f"cannot write to snapshot_prefix {prefix!r}: {problem.strerror}; the folder must exist and be writable"
         ) from None
 
 

@@ -165,6 +165,15 @@ def test_mistakes_in_the_solver(settings, message, here, capsys):
     assert message in last
 
 
+def test_a_folder_for_snapshots_that_is_missing_is_told_before_training(here, capsys):
+    text = (here / "solver.prototxt").read_text().replace("snapshot_after_train: false", "")
+    (here / "solver.prototxt").write_text(text.replace('"snap"', '"gone/snap"'))
+    assert told("train --solver=solver.prototxt", capsys) == (
+        "caffe: error: cannot write to snapshot_prefix 'gone/snap': No such file or directory; "
+        "the folder must exist and be writable"
+    )
+
+
 def test_debug_shows_the_traceback():
     with pytest.raises(UsageError, match="--solver is missing"):
         caffe_main(["train", "--debug"])
