@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 
 from poseidon.data.decode import decode, resize
@@ -69,6 +70,8 @@ def read_lines(path: str) -> list[str]:
 def read_bytes(path: str, where: str) -> bytes:
     """A whole file that a list names."""
     try:
+        if stat.S_ISCHR(os.stat(path).st_mode):
+            raise DataError(f"{where}: a device, which may be read for ever; expected an image file")
         with open(path, "rb") as file:
             return file.read()
     except OSError as problem:

@@ -141,3 +141,9 @@ def test_pixels_are_in_opencvs_order(tmp_path):
     blue[..., 0] = 255
     cv2.imwrite(str(tmp_path / "blue.png"), blue)
     assert ImageList(write_list("blue.png 0\n"), ImageOptions()).get(0).pixels[0, 0].tolist() == [255, 0, 0]
+
+
+def test_devices_are_not_read():
+    images = ImageList(write_list("/dev/zero 3\n"), ImageOptions())
+    with pytest.raises(DataError, match="/dev/zero: a device, which may be read for ever; expected an image file"):
+        images.get(0)
