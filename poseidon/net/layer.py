@@ -139,14 +139,15 @@ class Layer(nn.Module):
         refusal = self.context.memory.take(shape, self.context.dtype.itemsize)
         if refusal is not None:
             raise self.error(f"parameter {index} of shape {text_of(shape)} would need {refusal}")
-        value = torch.zeros(shape, dtype=self.context.dtype)
+        # Drawn in float32 whatever the net computes in: a seed names the same net in every precision.
+        value = torch.zeros(shape, dtype=torch.float32)
         if filler is not None:
             try:
                 fillers.fill(value, filler, self.context.draws.generator("filler", self.name, index))
             except ValueError as problem:
                 raise self.error(f"parameter {index}: {problem}") from None
         self.param_shapes.append(shape)
-        self.register_parameter(str(index), nn.Parameter(value.to(self.context.device), requires_grad=learned))
+        self.register_parameter(str(index), nn.Parameter(value.to(self.context.device, self.context.dtype), requires_grad=learned))
 
     def param(self, index: int) -> Tensor:
         """The parameter as forward uses it: in this layer's own shape even if its owner keeps another."""
