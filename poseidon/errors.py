@@ -11,6 +11,7 @@
     ├── TransportError            workers cannot reach each other, or do not agree on what to exchange
     │   ├── PeerLost              a worker died, hangs, was cut off or gave up; names its rank and host
     │   └── TransportTimeout      an exchange took longer than allowed although nobody is known to be lost
+    ├── WorkersDiffer             workers of one job differ where they must be alike; names what, and their ranks
     ├── PlanError                 a communication plan, or what it is made from, that is damaged or does not fit the net
     └── UsageError                a command or call used wrongly: flags, arguments, missing extras
 
@@ -70,6 +71,17 @@ class PeerLost(TransportError):  # noqa: N818 (read as "except PeerLost")
 
 class TransportTimeout(TransportError):  # noqa: N818
     """An exchange that took longer than allowed although nobody is known to be lost."""
+
+
+class WorkersDiffer(PoseidonError):  # noqa: N818 (read as "except WorkersDiffer")
+    """Workers of one job differ where they must be alike: in what they were started with, or in their parameters.
+
+    `ranks`: those that differ from rank 0.
+    """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class UsageError(PoseidonError):

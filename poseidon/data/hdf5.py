@@ -5,8 +5,8 @@ of a batch is row r of each of them. Files follow each other in the listed order
 a batch may span files. With a shuffle seed, each round has its own order of files and each file its own order of rows,
 both functions of (seed, round) alone. One file is in memory at a time.
 
-Of the rows of all files in sequence, worker `rank` of `num_workers` gets those whose number ≡ rank (mod num_workers).
-The position of a whole job is one number, the row at which its next batch starts, the same on every worker.
+Rows are numbered through all rounds, and dealt out over workers by their numbers (shard.py). The position of a whole
+job is one number, the row at which its next batch starts, the same on every worker.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import h5py
 import numpy as np
 
+from poseidon.data.shard import Share
 from poseidon.errors import DataError
 
 
@@ -67,54 +68,55 @@ class Hdf5Rows:
         self._names = tuple(names)
         self._seed = shuffle_seed
         self._dtype = np.dtype(dtype)
-        self._rank, self._stride = 0, 1
+        self._share = Share()
         self.position = 0
         self._round = 0
         self._turn = 0  # position in this round's order of files
-        self._next = 0  # number of the next row to give, counted from the loaded file's first
+        self._first = 0  # number of the loaded file's first row, in this turn
         self._loaded: int | None = None
         self._arrays: list[np.ndarray] = []
         self._open_turn()
         self.row_shapes = [array.shape[1:] for array in self._arrays]
 
-    def shard(self, rank: int, num_workers: int) -> None:
-        """Before the first row is taken: give only this worker's share."""
-        self._rank, self._stride = rank, num_workers
-        self._next = rank
+    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False) -> None:
+        """From now on, give only this worker's share."""
+        self._share = Share(rank, num_workers, whole_batches)
 
     def seek(self, position: int, shuffle_seed: int | None) -> None:
         """Goes on from the row where a job with this shuffle seed stood."""
         self._seed, self.position = shuffle_seed, position
         lengths = [self._length(file) for file in self._files]
-        self._round, self._next = divmod(position, sum(lengths))
+        self._round = position // sum(lengths)
+        self._first = self._round * sum(lengths)
         order = self._permutation(len(self._files), "files")
         numbers = range(len(self._files)) if order is None else order.tolist()
         self._turn = 0
-        while self._next >= lengths[numbers[self._turn]]:
-            self._next -= lengths[numbers[self._turn]]
+        while position >= self._first + lengths[numbers[self._turn]]:
+            self._first += lengths[numbers[self._turn]]
             self._turn += 1
-        self._next += self._rank
         self._open_turn()
 
     def take(self, num_rows: int) -> list[np.ndarray]:
         """The next rows, one array per dataset."""
         batch = [np.empty((num_rows, *shape), self._dtype) for shape in self.row_shapes]
+        numbers = self._share.samples(self.position, num_rows)
         filled = 0
         while filled < num_rows:
-            self._seek_file()
-            picked = range(self._next, len(self._arrays[0]), self._stride)[: num_rows - filled]
+            self._reach(numbers[filled])
+            begin = numbers[filled] - self._first
+            picked = range(begin, len(self._arrays[0]), numbers.step)[: num_rows - filled]
             in_order = slice(picked.start, picked.stop, picked.step)
             rows = in_order if self._order is None else self._order[in_order]
             for out, array in zip(batch, self._arrays, strict=True):
                 out[filled : filled + len(picked)] = array[rows]
             filled += len(picked)
-            self._next += len(picked) * self._stride
-        self.position += num_rows * self._stride
+        self.position += num_rows * self._share.num_workers
         return batch
 
-    def _seek_file(self) -> None:
-        while self._next >= len(self._arrays[0]):
-            self._next -= len(self._arrays[0])
+    def _reach(self, number: int) -> None:
+        """Loads the file that holds the row of this number; files behind it are passed over."""
+        while number >= self._first + len(self._arrays[0]):
+            self._first += len(self._arrays[0])
             self._turn += 1
             if self._turn == len(self._files):
                 self._turn = 0

@@ -10,9 +10,13 @@ takes
 
     start + r, start + r + P, start + r + 2P, ...
 
-that is, a batch of B on each of P workers holds the same samples as one batch of B·P on a single worker. The position
-of a whole job is one number, the sample at which the next batch starts; it is the same on every worker, and means the
-same with another number of workers.
+that is, a batch of B on each of P workers holds the same samples as one batch of B·P on a single worker. Where whole
+batches are dealt out instead (tests: a score is the mean of what batches give), worker r of P takes batch r of every P:
+
+    start + r·B, start + r·B + 1, ... start + r·B + B - 1
+
+The position of a whole job is one number, the sample at which the next batch starts; it is the same on every worker,
+and means the same with another number of workers.
 
 Workers without a common file system each have a part of the data, `source_0`, `source_1`, ...: worker r cycles through
 its own part, and sample s is its record number s // P.
@@ -33,10 +37,11 @@ from poseidon.errors import DataError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The samples of worker `rank` of `num_workers`."""
+    """The samples of worker `rank` of `num_workers`: every P-th one, or whole batches."""
 
     rank: int = 0
     num_workers: int = 1
+    whole_batches: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_workers:
@@ -44,8 +49,19 @@ class Share:
 
     def samples(self, start: int, count: int) -> range:
         """The numbers of the next `count` samples, when all workers together stand at `start`."""
+        if self.whole_batches:
+            first = self.begin(start, count)
+            return range(first, first + count)
         first = start + self.rank
         return range(first, first + count * self.num_workers, self.num_workers)
+
+    def begin(self, start: int, count: int) -> int:
+        """The first sample of the batch that these samples are a part of, or all of."""
+        return start + self.rank * count if self.whole_batches else start
+
+    def batch_extent(self, count: int) -> int:
+        """How many samples that batch has."""
+        return count if self.whole_batches else count * self.num_workers
 
 
 class Order:

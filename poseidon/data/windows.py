@@ -56,7 +56,7 @@ class WindowBatches:
         self._memory = memory
         self._writer = PlaneWriter(options.scale, options.mean_values)
         # Counted over all workers, so that they draw what one worker would for their whole batch.
-        whole = batch_size * share.num_workers
+        whole = share.batch_extent(batch_size)
         self._num_background = whole - int(np.float32(whole) * np.float32(options.fg_fraction))
         self._check_windows(whole)
 
@@ -65,8 +65,9 @@ class WindowBatches:
         crop_size = self._options.warp.crop_size
         data = self._memory.take((self._batch_size, NUM_CHANNELS, crop_size, crop_size))
         labels = np.empty(self._batch_size, self._memory.dtype)
+        begin = self._share.begin(start, self._batch_size)
         for i, sample in enumerate(self._share.samples(start, self._batch_size)):
-            is_background = sample - start < self._num_background
+            is_background = sample - begin < self._num_background
             choices = self._windows.background if is_background else self._windows.foreground
             key, coin = divmod(self._sample_key(sample), 2)
             row = choices[key % len(choices)].tolist()

@@ -29,20 +29,23 @@ if TYPE_CHECKING:
 
 # -- saving ---------------------------------------------------------------------------------------------------------
 def save(solver: Solver) -> SnapshotFiles:
-    """Writes a snapshot of where the solver stands, in the format its settings name."""
+    """Writes a snapshot of where the solver stands, in the format its settings name. Of a team, rank 0 writes."""
     param = solver.param
     as_hdf5 = param.snapshot_format == caffe_pb2.SolverParameter.HDF5
     files = SnapshotFiles.named(param.snapshot_prefix, solver.iter, as_hdf5=as_hdf5)
     solver.publish(events.SnapshotStarted(solver.iter, files.model, files.state, as_hdf5))
     state = SolverState(solver.iter, solver.current_step, str(files.model), [_array(h) for h in histories(solver)])
-    write_snapshot(
-        files,
-        iteration=solver.iter,
-        fill_model=lambda path: _write_model(solver, path, as_hdf5=as_hdf5),
-        fill_state=lambda path: write_state(state, path, as_hdf5=as_hdf5),
-        continuation=_continuation(solver),
-        disk=solver.disk,
-    )
+    continuation = _continuation(solver)
+    if solver.team.rank == 0:
+        write_snapshot(
+            files,
+            iteration=solver.iter,
+            fill_model=lambda path: _write_model(solver, path, as_hdf5=as_hdf5),
+            fill_state=lambda path: write_state(state, path, as_hdf5=as_hdf5),
+            continuation=continuation,
+            disk=solver.disk,
+        )
+    solver.team.meet()
     solver.publish(events.SnapshotWritten(solver.iter, files.model, files.state))
     return files
 
@@ -67,7 +70,8 @@ def _continuation(solver: Solver) -> dict[str, Any]:
     return {
         "train": net_state(solver.net),
         "tests": [net_state(net) for net in solver.test_nets],
-        "losses": solver.window.state(),
+        "losses": solver.window.state(solver.team.mean),
+        "team": solver.team.state(),
         "extra": {name: part.state() for name, part in solver.stateful.items()},
     }
 
@@ -134,6 +138,7 @@ def _continue(solver: Solver, continuation: Mapping[str, Any], path: Path) -> No
         for net, state in zip(solver.test_nets, tests, strict=True):
             restore_net(net, state)
     solver.continue_window(LossWindow.from_state(solver.param.average_loss, continuation["losses"], solver.net.dtype))
+    solver.team.restore(continuation.get("team"))
     for name, part in solver.stateful.items():
         if name not in continuation["extra"]:
             raise SnapshotError(f"{path} holds no state of {name!r}, expected one; it was taken without")

@@ -53,16 +53,20 @@ class Stateful(Protocol):
 
 def net_state(net: Net) -> dict[str, Any]:
     """Where a net stands."""
-    layers = net.layers.items()
     return {
         "seed": net.draws.seed,
         "clock": net.draws.clock,
-        "positions": {name: layer.position() for name, layer in layers if isinstance(layer, Positioned)},
-        "carried": {
-            name: [_encoded(tensor) for tensor in layer.carried()]
-            for name, layer in layers
-            if isinstance(layer, Carrying)
-        },
+        "positions": {name: layer.position() for name, layer in net.layers.items() if isinstance(layer, Positioned)},
+        "carried": carried_state(net),
+    }
+
+
+def carried_state(net: Net) -> dict[str, Any]:
+    """What the next pass begins with, by layer."""
+    return {
+        name: [_encoded(tensor) for tensor in layer.carried()]
+        for name, layer in net.layers.items()
+        if isinstance(layer, Carrying)
     }
 
 
@@ -72,8 +76,14 @@ def restore_net(net: Net, state: Mapping[str, Any]) -> None:
     for name, layer in net.layers.items():
         if isinstance(layer, Positioned) and name in state["positions"]:
             layer.seek(state["positions"][name])
-        if isinstance(layer, Carrying) and name in state["carried"]:
-            layer.carry([_decoded(entry, f"layer {name!r}").to(net.device) for entry in state["carried"][name]])
+    restore_carried(net, state["carried"])
+
+
+def restore_carried(net: Net, carried: Mapping[str, Any]) -> None:
+    """Lets the next pass begin with this; layers that are not named begin as they would."""
+    for name, layer in net.layers.items():
+        if isinstance(layer, Carrying) and name in carried:
+            layer.carry([_decoded(entry, f"layer {name!r}").to(net.device) for entry in carried[name]])
 
 
 def _encoded(tensor: Tensor) -> dict[str, Any]:

@@ -6,7 +6,7 @@ exchanged for the newest. All of it stays on the loss's device: nobody waits unt
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,9 +35,10 @@ class LossWindow:
         self._count += 1
         return self.mean
 
-    def state(self) -> dict[str, Any]:
-        """All of it as numbers."""
-        return {"losses": [float(x) for x in self._losses], "count": self._count, "mean": float(self.mean)}
+    def state(self, averaged: Callable[[Sequence[Tensor]], Sequence[Tensor]] = list) -> dict[str, Any]:
+        """All of it as numbers, each as `averaged` gives it."""
+        mean, *losses = averaged([self.mean, *self._losses])
+        return {"losses": [float(x) for x in losses], "count": self._count, "mean": float(mean)}
 
     @classmethod
     def from_state(cls, size: int, state: Mapping[str, Any], dtype: torch.dtype) -> LossWindow:

@@ -14,6 +14,7 @@ iteration is displayed. Attributes meant to be exchanged from outside:
 
     run         how a batch is computed (`passes.py`)
     updates     who applies gradients (`updates.py`)
+    team        the other workers, if this one is not alone (`team.py`)
     action      tells what somebody asks for, after every iteration and before every test batch (`action.py`)
     callbacks   called around the passes of an iteration
     stateful    by name: what else goes into a snapshot's sidecar (`continuation.py`)
@@ -41,6 +42,7 @@ from poseidon.solver.passes import FusedPass, Pass, PassResult, StepwisePass
 from poseidon.solver.policies import check_policy, rate_of
 from poseidon.solver.rules import Hyper, rule_for
 from poseidon.solver.smoothing import LossWindow
+from poseidon.solver.team import Alone, Team
 from poseidon.solver.testing import output_values, run_test
 from poseidon.solver.updates import LocalUpdates, Updates
 from poseidon.spec import caffe_pb2, read_solver, upgrade_solver
@@ -91,6 +93,7 @@ class Solver:
         self.updates: Updates = LocalUpdates(
             self.rule, self.slots, clip_limit=self.param.clip_gradients, keep_update=self.keep_update
         )
+        self.team: Team = Alone()
         self.run: Pass = FusedPass(self.net)
         self.action: Callable[[], Action] = no_action
         self.callbacks: list[Callback] = []
@@ -143,7 +146,7 @@ class Solver:
                 if self._stop_requested:
                     break
             self._iterate()
-            request = self.action()
+            request = self.team.agree(self.action(), testing=False)
             if (param.snapshot and self.iter % param.snapshot == 0) or request is Action.SNAPSHOT:
                 self.snapshot()
             if request is Action.STOP:
@@ -197,11 +200,13 @@ class Solver:
 
     # -- looking ----------------------------------------------------------------------------------------------------
     def _show(self, smoothed: Tensor, result: PassResult) -> None:
-        loss = float(smoothed)  # waits for the device, so the time after it is the time of finished work
+        names, values = list(result.outputs), list(result.outputs.values())
+        mean, *means = self.team.mean([smoothed, *values])
+        loss = float(mean)  # waits for the device, so the time after it is the time of finished work
         since, started = self._shown_at
         now = time.perf_counter()
         self._shown_at = (self.iter, now)
-        outputs = output_values(self.net, result.outputs)
+        outputs = output_values(self.net, dict(zip(names, means, strict=True)))
         self.publish(
             events.IterationShown(self.iter, loss, now - started, self.iter - since, self.param.display, outputs)
         )
@@ -212,7 +217,8 @@ class Solver:
         if param.display and self.iter % param.display == 0:
             self.updates.drain()
             smoothed = self.window.add(self.run(backward=False).loss)
-            self.publish(events.FinalLoss(self.iter, float(smoothed)))
+            (mean,) = self.team.mean([smoothed])
+            self.publish(events.FinalLoss(self.iter, float(mean)))
         if param.test_interval and self.iter % param.test_interval == 0:
             self.test_all()
 
@@ -230,11 +236,17 @@ class Solver:
     def test(self, index: int) -> None:
         """Runs one test net over its batches and publishes the means of its outputs."""
         self.updates.drain()
+        self.team.level()
         self.publish(events.TestStarted(self.iter, index))
         net = self.test_nets[index]
         run = StepwisePass(Stepwise(net), self.publish) if self.param.debug_info else FusedPass(net)
         scores = run_test(
-            net, run, self.param.test_iter[index], self._answer_requests, compute_loss=self.param.test_compute_loss
+            net,
+            run,
+            self.param.test_iter[index],
+            self._answer_requests,
+            compute_loss=self.param.test_compute_loss,
+            team=self.team,
         )
         if scores is None:
             self.publish(events.TestInterrupted(self.iter, index))
@@ -243,7 +255,7 @@ class Solver:
 
     def _answer_requests(self) -> bool:
         """Does what is asked for between two test batches; True to stop."""
-        while (request := self.action()) is not Action.NONE:
+        while (request := self.team.agree(self.action(), testing=True)) is not Action.NONE:
             if request is Action.STOP:
                 self._stop_requested = True
                 break
@@ -254,6 +266,7 @@ class Solver:
     def snapshot(self) -> snapshot.SnapshotFiles:
         """Writes weights and state; a kill in the middle leaves the snapshots before it as they were."""
         self.updates.drain()
+        self.team.level()
         return checkpoint.save(self)
 
     def restore(self, path: str | Path) -> None:

@@ -1,6 +1,7 @@
 """One test: a test net run over `num_batches` batches, its outputs averaged element by element.
 
-Sums stay on the device until the last batch. Before every batch somebody may ask to stop.
+Sums stay on the device until the last batch. Before every batch somebody may ask to stop. A team deals the batches out
+(`team.py`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from poseidon.errors import SolverError
 from poseidon.net.net import Net
 from poseidon.solver.events import OutputValue
 from poseidon.solver.passes import Pass
+from poseidon.solver.team import Alone, Sums, Team
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +29,28 @@ class TestScores:
 
 
 def run_test(
-    net: Net, run: Pass, num_batches: int, is_stopped: Callable[[], bool], *, compute_loss: bool
+    net: Net,
+    run: Pass,
+    num_batches: int,
+    is_stopped: Callable[[], bool],
+    *,
+    compute_loss: bool,
+    team: Team | None = None,
 ) -> TestScores | None:
     """The scores, or None if it was stopped."""
-    sums: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
     loss = torch.zeros((), device=net.device)
-    for _ in range(num_batches):
+    deal = (team or Alone()).deal(net, num_batches)
+    for has_batch in deal.rounds():
         if is_stopped():
             return None
-        result = run(backward=False)
-        loss = loss + result.loss
-        for name, value in result.outputs.items():
-            sums[name] = _added(sums.get(name), value, name)
-    means = {name: total / num_batches for name, total in sums.items()}
-    mean_loss = float(loss) / num_batches if num_batches > 0 else float("nan")
-    return TestScores(mean_loss if compute_loss else None, output_values(net, means))
+        if has_batch:
+            result = run(backward=False)
+            loss = loss + result.loss
+            for name, value in result.outputs.items():
+                outputs[name] = _added(outputs.get(name), value, name)
+    means = deal.means(Sums(loss, outputs))
+    return TestScores(float(means.loss) if compute_loss else None, output_values(net, means.outputs))
 
 
 def output_values(net: Net, outputs: Mapping[str, Tensor]) -> tuple[OutputValue, ...]:

@@ -12,6 +12,9 @@ Batch statistics (biased variance) normalise in TRAIN phase; in TEST phase the g
 (0 where F is 0), and the blobs stay as they are. `use_global_stats` overrules the phase either way.
 
 `normalize` takes the scale and shift of a following Scale layer, so that a net can run the pair as one kernel.
+
+Of several workers each has its own batch's statistics, unless they are told to use those of all batches together
+(`over_workers`): see synced_norm.
 """
 
 from __future__ import annotations
@@ -22,13 +25,26 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.net.layer import Layer, Shape, text_of
+from poseidon.net.layer import Layer, LayerContext, Shape, text_of
+from poseidon.net.layers.synced_norm import GatherRows, synced_norm
 from poseidon.net.registry import register
+from poseidon.spec import caffe_pb2
 
 
 @register("BatchNorm")
 class BatchNorm(Layer):
     fresh_top = True
+
+    def __init__(self, spec: caffe_pb2.LayerParameter, context: LayerContext) -> None:
+        super().__init__(spec, context)
+        self._gather_rows: GatherRows | None = None
+
+    def over_workers(self, gather: GatherRows | None) -> None:
+        """Batch statistics are those of all workers' batches together; None: this worker's alone, as in the beginning.
+
+        All workers then have the same statistics, bit for bit.
+        """
+        self._gather_rows = gather
 
     @property
     def use_global_stats(self) -> bool:
@@ -68,6 +84,8 @@ class BatchNorm(Layer):
         if self.use_global_stats:
             mean, variance = self._global_statistics()
             return _batch_norm(x, weight, bias, mean, variance, False, eps)
+        if self._gather_rows is not None:
+            return self._synced(x, weight, bias, self._gather_rows)
         mean, variance = torch.zeros_like(self.param(0)), torch.zeros_like(self.param(1))
         # A running average with momentum 1 is the newest value: the kernel leaves the batch's mean and unbiased
         # variance in these two, and the statistics cost no pass of their own.
@@ -76,6 +94,14 @@ class BatchNorm(Layer):
             variance.zero_()  # one value per channel has no unbiased estimate; the kernel leaves 0 / 0
         self._gather(mean, variance)
         return y
+
+    def _synced(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, gather: GatherRows) -> Tensor:
+        y, mean, variance = synced_norm(x, self.spec.batch_norm_param.eps, gather)
+        dtype = self.param(0).dtype
+        self._gather(mean.to(dtype), variance.to(dtype))
+        extents = (1, -1, *[1] * (x.dim() - 2))
+        y = y if weight is None else y * weight.view(extents)
+        return y if bias is None else y + bias.view(extents)
 
     def _channels(self, shape: Shape) -> int:
         if not shape:

@@ -41,8 +41,16 @@ class HDF5Data(Layer):
             dtype=np.float64 if self.context.dtype == torch.float64 else np.float32,
         )
 
+    @property
+    def batch_size(self) -> int:
+        return self.spec.hdf5_data_param.batch_size
+
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
-        return [(self.spec.hdf5_data_param.batch_size, *shape) for shape in self.rows.row_shapes]
+        return [(self.batch_size, *shape) for shape in self.rows.row_shapes]
+
+    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False) -> None:
+        """Which of the rows are this worker's: every P-th one, or whole batches."""
+        self.rows.shard(rank, num_workers, whole_batches=whole_batches)
 
     def position(self) -> dict[str, int]:
         """For a snapshot: batches handed out so far end before this row; the same on all workers."""
@@ -57,5 +65,5 @@ class HDF5Data(Layer):
         return key_of(self.context.draws.seed, "hdf5", self.name) if shuffles else None
 
     def forward(self) -> tuple[Tensor, ...]:
-        batch = self.rows.take(self.spec.hdf5_data_param.batch_size)
+        batch = self.rows.take(self.batch_size)
         return tuple(torch.from_numpy(array).to(self.context.device, self.context.dtype) for array in batch)

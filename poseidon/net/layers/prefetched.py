@@ -5,7 +5,9 @@
 
 Beside the contract of a layer:
 
-    layer.shard(rank, num_workers)    which of the samples are this worker's; alone by default
+    layer.shard(rank, num_workers)    which of the samples are this worker's; alone by default. Every P-th one, or, with
+                                      `whole_batches`, whole batches
+    layer.reads_own_part              true if they lie in a source of the worker's own (shared_file_system)
     layer.position()                  {"sample": s}, for a snapshot: batches handed out so far end before sample s
     layer.seek(position)              go on from there
     layer.close()                     stop the threads, close the source; a later forward would open it again
@@ -89,9 +91,13 @@ class PrefetchedLayer(Layer):
         data = batch.data.to(self.context.device, self.context.dtype)
         return data if self.num_tops == 1 else (data, batch.label.to(self.context.device))
 
-    def shard(self, rank: int, num_workers: int) -> None:
+    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False) -> None:
         self._stop()
-        self.share = Share(rank, num_workers)
+        self.share = Share(rank, num_workers, whole_batches)
+
+    @property
+    def reads_own_part(self) -> bool:
+        return False
 
     def position(self) -> dict[str, int]:
         return {"sample": self._sample}

@@ -66,6 +66,10 @@ class RecordLayer(PrefetchedLayer):
             self._source = None
 
     @property
+    def reads_own_part(self) -> bool:
+        return self._choice(self.share).is_part
+
+    @property
     def _shared(self) -> bool | None:
         options = self.options
         return options.shared_file_system if options.HasField("shared_file_system") else None

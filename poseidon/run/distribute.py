@@ -1,0 +1,182 @@
+"""distribute: makes one job of the solvers that P workers have built alike.
+
+    with distribute(solver, transport, plan, DistributeOptions(sync_bn=True)):
+        solver.solve()
+
+Every worker builds the same Solver and calls it at the same time. From then on the workers
+
+    compare     what they were started with (facts.py), and refuse to go on if anything differs
+    share       the records and random draws of the P-fold batch, and the counts of valid labels (shards.py)
+    exchange    gradients, as the plan says (updates.py)
+    average     losses and outputs that are shown, and BatchNorm's statistics before tests and snapshots (statistics.py)
+    deal out    test batches (dealing.py)
+    agree       on when to stop and to snapshot (agreement.py); rank 0 writes, everybody can restore (worker_states.py)
+
+The loop is the solver's own: what it calls are `solver.updates` and `solver.team`.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from poseidon.comm.events import CommListener
+from poseidon.errors import PlanError, UsageError
+from poseidon.plan import CommPlan, check_fits
+from poseidon.run.agreement import Agreement
+from poseidon.run.dealing import choose_way
+from poseidon.run.facts import check_facts, plan_fact, replica_facts, start_facts
+from poseidon.run.layer_times import LayerTime
+from poseidon.run.net_outputs import NetOutputs
+from poseidon.run.options import DistributeOptions
+from poseidon.run.profile import profile_net
+from poseidon.run.replicas import ReplicaCheck
+from poseidon.run.roundtable import Roundtable
+from poseidon.run.seeds import take_common_seed
+from poseidon.run.shards import check_outputs, count_labels_together, share_batch
+from poseidon.run.statistics import average_statistics, synchronise_statistics
+from poseidon.run.team import WorkerTeam
+from poseidon.run.updates import DistributedUpdates
+from poseidon.run.worker_states import WorkerStates
+from poseidon.solver import Solver, events
+from poseidon.transport import Transport
+
+__all__ = ["DistributeOptions", "Distribution", "distribute"]
+
+
+def distribute(
+    solver: Solver,
+    transport: Transport,
+    plan: CommPlan,
+    options: DistributeOptions | None = None,
+    *,
+    listener: CommListener | None = None,
+) -> Distribution:
+    """Makes a solver one of `transport.size` workers; see the module's docstring. `listener` hears of exchanges."""
+    return Distribution(solver, transport, plan, options or DistributeOptions(), listener)
+
+
+class Distribution:
+    """A solver in its team, until `close`. `plan` is the one in use: a restored snapshot may bring its own."""
+
+    def __init__(
+        self,
+        solver: Solver,
+        transport: Transport,
+        plan: CommPlan,
+        options: DistributeOptions,
+        listener: CommListener | None,
+    ) -> None:
+        self.solver, self.transport, self.plan, self.options = solver, transport, plan, options
+        self._comm_listener = listener
+        self._table = Roundtable(transport)
+        check_facts(start_facts(solver, plan, options.common()), self._table)
+        _check_possible(solver, plan, transport.size)
+        take_common_seed(solver, self._table)
+        check_facts(replica_facts(solver), self._table)
+        self._share_work()
+        self._agreement = Agreement(self._table, options.agree_s)
+        self.updates: DistributedUpdates | None = None
+        self._use(plan)
+        solver.team = WorkerTeam(
+            self._table,
+            self._agreement,
+            {net: choose_way(net, self._table) for net in solver.test_nets},
+            self._level,
+            WorkerStates(solver, self._table, lambda: self.plan, self._use_saved),
+        )
+        writes = options.net_outputs is not None and transport.rank == 0
+        self._net_outputs = NetOutputs(options.net_outputs or "", len(solver.test_nets)) if writes else None
+        solver.listeners.append(self._listen)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+    def __enter__(self) -> Distribution:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(wait=problem is None)
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the exchanges. `wait` for those under way first, unless something has failed and they never end."""
+        if self._listen not in self.solver.listeners:
+            return
+        self.solver.listeners.remove(self._listen)
+        if wait:
+            self.solver.updates.drain()
+            self._agreement.end()
+        if self.updates is not None:
+            self.updates.close()
+        if self._net_outputs is not None:
+            self._net_outputs.write()
+
+    # -- setting up -------------------------------------------------------------------------------------------------
+    def _share_work(self) -> None:
+        net, table = self.solver.net, self._table
+        share_batch(net, table.rank, table.size)
+        if self.options.averages:
+            count_labels_together(net, table)
+        if self.options.sync_bn:
+            synchronise_statistics(net, table)
+
+    def _use(self, plan: CommPlan) -> None:
+        """Exchanges by this plan from now on."""
+        if self.updates is not None:
+            self.updates.close()
+        self.plan = plan
+        if self.transport.size > 1:
+            self.updates = DistributedUpdates(
+                self.solver, plan, self.transport, averages=self.options.averages, listener=self._comm_listener
+            )
+            self.solver.updates = self.updates
+        check = ReplicaCheck(self.solver.net, plan, self._table, with_statistics=self.options.sync_bn)
+        self._replica_check = check
+
+    def _use_saved(self, plan: CommPlan) -> None:
+        """A snapshot's plan, if it can be used: settings may have changed since."""
+        if self.options.reuse_plan and plan != self.plan and _fits(self.solver, plan, self.transport.size):
+            self._use(plan)
+
+    # -- while training ---------------------------------------------------------------------------------------------
+    def _level(self) -> None:
+        if not self.options.sync_bn:
+            average_statistics(self.solver.net, self._table)
+
+    def _listen(self, event: events.Event) -> None:
+        if self._net_outputs is not None:
+            self._net_outputs(event)
+        every = self.options.verify_replicas
+        if isinstance(event, events.IterationDone) and every and (event.iteration + 1) % every == 0:
+            self.solver.updates.drain()
+            self._replica_check.run(event.iteration)
+        if isinstance(event, events.Restored):
+            check_facts([*replica_facts(self.solver), plan_fact(self.plan)], self._table)
+
+
+def _check_possible(solver: Solver, plan: CommPlan, size: int) -> None:
+    _check_plan(solver, plan, size)
+    if size == 1:
+        return
+    if solver.keep_update:
+        raise UsageError(
+            "several workers keep no parameter diffs after an update; set snapshot_diff: false (and no keep_update)"
+        )
+    for net in (solver.net, *solver.test_nets):
+        check_outputs(net)
+
+
+def _check_plan(solver: Solver, plan: CommPlan, size: int) -> None:
+    if plan.cluster.num_workers != size:
+        raise PlanError(f"the plan is for {plan.cluster.num_workers} workers, there are {size}: make a new plan")
+    param = solver.param
+    times = [LayerTime(0.0, 0.0) for _ in solver.net.graph.nodes]
+    profile = profile_net(solver.net, times, iter_size=param.iter_size, needs_all_gradients=param.clip_gradients >= 0)
+    check_fits(plan, profile)
+
+
+def _fits(solver: Solver, plan: CommPlan, size: int) -> bool:
+    try:
+        _check_plan(solver, plan, size)
+    except PlanError:
+        return False
+    return True

@@ -1,0 +1,114 @@
+"""Facts that all workers of a job must agree on, compared before training and after a snapshot is restored.
+
+Digests are exchanged, of fixed size; only for the first fact that differs do the workers show each other what they
+have, and everybody raises the same error: what differs, where, and on which ranks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+import poseidon
+from poseidon.errors import WorkersDiffer
+from poseidon.plan import CommPlan
+from poseidon.run.profile import param_names
+from poseidon.run.replicas import checksum, groups_of, ranks_text
+from poseidon.run.roundtable import Roundtable
+from poseidon.solver import Solver
+from poseidon.spec import caffe_pb2, format_message
+
+# What a worker may have to itself: its device, and where on its host things are. Nets are compared by their text.
+_OWN_SETTINGS = ("device_id", "net", "train_net", "test_net", "snapshot_prefix", "weights")
+_MOST_SHOWN = 120  # characters of a line
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something all must have alike, as text for people; lines are compared one by one."""
+
+    name: str
+    text: str
+    advice: str
+
+
+def check_facts(facts: Sequence[Fact], table: Roundtable) -> None:
+    """Raises WorkersDiffer on all workers if any differ. All give facts of the same names, in the same order."""
+    digests = b"".join(hashlib.sha256(fact.text.encode()).digest() for fact in facts)
+    own = torch.frombuffer(bytearray(digests), dtype=torch.uint8).view(len(facts), -1)
+    by_rank = table.gather(own)
+    for index, fact in enumerate(facts):
+        if (by_rank[:, index] != by_rank[0, index]).any():
+            raise _difference(fact, table)
+
+
+def _difference(fact: Fact, table: Roundtable) -> WorkersDiffer:
+    texts = table.gather_texts(fact.text)
+    lines = [text.splitlines() for text in texts]
+    longest = max(map(len, lines))
+    number = next(i for i in range(longest + 1) if len({_line(rank_lines, i) for rank_lines in lines}) > 1)
+    shown = [_line(rank_lines, number) for rank_lines in lines]
+    where = f", line {number + 1}" if longest > 1 else ""
+    values = "; ".join(f"{shown[group[0]]} on {_workers(group, table)}" for group in groups_of(shown))
+    others = tuple(rank for rank, text in enumerate(texts) if text != texts[0])
+    return WorkersDiffer(f"workers differ in the {fact.name}{where}: {values}; {fact.advice}", others)
+
+
+def _line(lines: Sequence[str], number: int) -> str:
+    if number >= len(lines):
+        return "nothing"
+    line = lines[number].strip()
+    return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}…"
+
+
+def _workers(ranks: Sequence[int], table: Roundtable) -> str:
+    hosts = list(dict.fromkeys(table.peers[rank].host for rank in ranks))
+    return f"{ranks_text(ranks)} (host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)})"
+
+
+# -- what there is to compare ---------------------------------------------------------------------------------------
+def start_facts(solver: Solver, plan: CommPlan, choices: str) -> list[Fact]:
+    """What workers are started with; `choices` are those of the options that concern all."""
+    install = "install the same version on all hosts"
+    same = "start all workers with the same solver and net"
+    tests = "\n".join(format_message(net.source.net) for net in solver.test_nets)
+    return [
+        Fact("version of Poseidon", poseidon.__version__, install),
+        Fact("version of PyTorch", torch.__version__, install),
+        Fact("options", choices, "start all workers with the same options"),
+        Fact("dtype", str(solver.net.dtype), "start all workers with the same dtype"),
+        Fact("solver", _settings(solver.param), same),
+        Fact("train net", format_message(solver.net.source.net), same),
+        Fact("test nets", tests, same),
+        plan_fact(plan),
+    ]
+
+
+def plan_fact(plan: CommPlan) -> Fact:
+    text = json.dumps(json.loads(plan.to_json()), indent=1)
+    return Fact("communication plan", text, "give all workers the plan that one of them has made")
+
+
+def replica_facts(solver: Solver) -> list[Fact]:
+    """What makes replicas: the iteration they stand at and the values of all parameters."""
+    sums = (
+        f"{name} {checksum([e.value]):#x}"
+        for name, e in zip(param_names(solver.net), solver.net.learnable, strict=True)
+    )
+    advice = "let all workers start from the same files: weights, snapshot"
+    return [
+        Fact("iteration", str(solver.iter), advice),
+        Fact("parameters (checksums)", "\n".join(sums), advice),
+    ]
+
+
+def _settings(param: caffe_pb2.SolverParameter) -> str:
+    common = caffe_pb2.SolverParameter()
+    common.CopyFrom(param)
+    for name in (*_OWN_SETTINGS, "net_param", "train_net_param", "test_net_param"):
+        common.ClearField(name)
+    return format_message(common)

@@ -1,0 +1,75 @@
+"""Roundtable: where the workers of a job compare and add up small things, all at the same point of their loops.
+
+Messages go through a group of their own, so that they never meet the exchanges of gradients that other threads have
+under way. Only the thread that computes may use it: then all workers call in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from poseidon.errors import WorkersDiffer
+from poseidon.transport import Peer, Transport, Work
+from poseidon.transport.collectives import all_gather
+
+
+class Roundtable:
+    """Every call waits for all workers. Results are the same bits on all of them."""
+
+    def __init__(self, transport: Transport) -> None:
+        group = transport.subgroup(range(transport.size))
+        assert group is not None, "every worker is in the group of all"
+        self._group: Transport = group
+        self.rank, self.size = transport.rank, transport.size
+        self.peers: tuple[Peer, ...] = transport.peers
+
+    def start_sum(self, tensor: Tensor) -> Work:
+        """Begins to replace a tensor of one axis by the sum over workers; `wait` for it before it is read."""
+        return self._group.all_reduce(tensor)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over workers, of tensors of one shape and type."""
+        total = tensor.detach().reshape(-1).clone()
+        self.start_sum(total).wait()
+        return total.view(tensor.shape)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Every worker's tensor, stacked in rank order."""
+        rows = tensor.new_empty(self.size, tensor.numel())
+        rows[self.rank] = tensor.detach().reshape(-1)
+        all_gather(self._group, list(rows)).wait()
+        return rows.view(self.size, *tensor.shape)
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every worker's text, by rank."""
+        data = text.encode()
+        lengths = self.gather(torch.tensor(len(data))).tolist()
+        blocks = [torch.empty(length, dtype=torch.uint8) for length in lengths]
+        blocks[self.rank] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else blocks[self.rank]
+        all_gather(self._group, blocks).wait()
+        return [bytes(block.tolist()).decode() for block in blocks]
+
+    def mean(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Each tensor averaged over workers, in double precision and in host memory."""
+        parts = [value.detach().to("cpu", torch.float64).reshape(-1) for value in values]
+        whole = torch.cat(parts)
+        counts = self.gather(torch.tensor(whole.numel()))
+        if (counts != counts[0]).any():
+            raise WorkersDiffer(
+                f"net outputs are averaged over workers and need the same shape on all, got {counts.tolist()} values "
+                "on ranks 0, 1, …; let Silence take the outputs whose shape depends on the data",
+                tuple(torch.nonzero(counts != counts[0]).view(-1).tolist()),
+            )
+        means = (self.sum(whole) / self.size).split([part.numel() for part in parts])
+        return [mean.view(value.shape) for mean, value in zip(means, values, strict=True)]
+
+    def copy(self, tensor: Tensor, root: int = 0) -> None:
+        """Puts one worker's values into everybody's tensor, which has one axis and lies in one piece."""
+        self._group.broadcast(tensor, root).wait()
+
+    def meet(self) -> None:
+        """Returns when all have come here."""
+        self.sum(torch.zeros(1))

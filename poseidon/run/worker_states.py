@@ -1,0 +1,68 @@
+"""What a snapshot keeps for a team, in the sidecar's `team`:
+
+    plan       the communication plan: how sums are taken decides their last bits, so who goes on with as many workers
+               goes on with the same plan
+    workers    by rank: the losses its mean is taken over, and what its recurrent layers carry into the next pass
+
+Everything else is the same on all workers and stands where one worker has it too. With another number of workers the
+plan is a new one, every worker takes the mean losses, and recurrent layers begin from zero.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from poseidon.plan import CommPlan
+from poseidon.run.roundtable import Roundtable
+from poseidon.solver import Solver
+from poseidon.solver.continuation import carried_state, restore_carried
+from poseidon.solver.smoothing import LossWindow
+from poseidon.solver.snapshot import open_snapshot
+
+
+class WorkerStates:
+    """`plan` gives the plan in use, `use_plan` takes another one (if it fits)."""
+
+    def __init__(
+        self,
+        solver: Solver,
+        table: Roundtable,
+        plan: Callable[[], CommPlan],
+        use_plan: Callable[[CommPlan], None],
+    ) -> None:
+        self._solver = solver
+        self._table = table
+        self._plan = plan
+        self._use_plan = use_plan
+
+    def state(self) -> dict[str, Any]:
+        own = {"losses": self._solver.window.state(), "carried": carried_state(self._solver.net)}
+        workers = self._table.gather_texts(json.dumps(own))
+        return {"plan": self._plan().to_json(), "workers": [json.loads(text) for text in workers]}
+
+    def restore(self, state: Mapping[str, Any] | None) -> None:
+        solver, net = self._solver, self._solver.net
+        if num_workers(state) != self._table.size:
+            restore_carried(net, {name: [] for name in carried_state(net)})
+            return
+        if state is None:
+            return
+        own = state["workers"][self._table.rank]
+        restore_carried(net, own["carried"])
+        solver.continue_window(LossWindow.from_state(solver.param.average_loss, own["losses"], net.dtype))
+        self._use_plan(CommPlan.from_json(state["plan"]))
+
+
+def num_workers(state: Mapping[str, Any] | None) -> int:
+    """How many workers there were when a state was taken."""
+    return 1 if state is None else len(state["workers"])
+
+
+def saved_plan(path: str | Path, size: int) -> CommPlan | None:
+    """The plan that a snapshot was taken with, if it was taken by as many workers; None: make a new one."""
+    with open_snapshot(path) as snapshot:
+        state = None if snapshot.continuation is None else snapshot.continuation.get("team")
+    return None if state is None or num_workers(state) != size else CommPlan.from_json(state["plan"])
