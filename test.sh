@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Everything that must hold before a change lands: lint, format, types, import rules, all tests. Under 15 minutes on 2 cores.
+# Everything that must hold before a change lands: lint, format, types, import rules, a little fuzzing, all tests. Under 15 minutes on 2 cores.
 #   ./test.sh              everything
 #   ./test.sh tests/spec   only these tests, without the static checks
 set -euo pipefail
 cd "$(dirname "$0")"
 source .ci/environment.sh
-ensure_environment dev,leveldb
+ensure_environment dev,leveldb,fuzz
 
 export OMP_NUM_THREADS=1 # pytest runs one process per core
 bin=.venv/bin
@@ -14,5 +14,6 @@ if [ $# -eq 0 ]; then
     "$bin/ruff" format --check .
     "$bin/mypy"
     "$bin/lint-imports"
+    "$bin/python" tools/fuzz.py --seconds 5 --seed 1 --jobs "$(nproc)"
 fi
 exec "$bin/python" -m pytest -q -n "$(nproc)" --dist worksteal "$@"

@@ -31,11 +31,12 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60, help="how long, per target (default: 60)")
     parser.add_argument("--target", help="only this one")
     parser.add_argument("--input", type=Path, metavar="FILE", help="only this input")
+    parser.add_argument("--seed", type=int, default=0, help="the same inputs again; 0: others every time (default)")
     parser.add_argument("--jobs", type=int, default=1, help="how many targets at once (default: 1)")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)  # this process is the one that fuzzes
     found = parser.parse_args()
     if found.inside is not None:
-        fuzz(found.target, found.inside, found.seconds)
+        fuzz(found.target, found.inside, {"max_total_time": found.seconds, "seed": found.seed})
     names = target_names()
     if found.target is not None and found.target not in names:
         parser.error(f"there is no target {found.target!r}; targets: {', '.join(names)}")
@@ -44,7 +45,7 @@ def main() -> int:
         return feed_once(chosen[0], found.input)
     KEPT.mkdir(exist_ok=True)
     with ThreadPoolExecutor(found.jobs) as pool:
-        results = list(pool.map(lambda name: run_apart(name, found.seconds), chosen))
+        results = list(pool.map(lambda name: run_apart(name, found), chosen))
     return 0 if all(results) else 1
 
 
@@ -66,10 +67,11 @@ def feed_once(name: str, path: Path) -> int:
     return 0
 
 
-def run_apart(name: str, seconds: int) -> bool:
+def run_apart(name: str, found: argparse.Namespace) -> bool:
     """Fuzzes one target in a process of its own, which a crash may end; prints one line."""
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, __file__, "--target", name, "--seconds", str(seconds), "--inside", folder]
+        options = ["--target", name, "--seconds", str(found.seconds), "--seed", str(found.seed), "--inside", folder]
+        words = [sys.executable, __file__, *options]
         ran = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, cwd=ROOT)
     stats = dict(re.findall(r"stat::(\w+):\s+(\d+)", ran.stderr))
     counts = (
@@ -84,8 +86,8 @@ def run_apart(name: str, seconds: int) -> bool:
     return False
 
 
-def fuzz(name: str, folder: Path, seconds: int) -> None:
-    """Fuzzes in this process; never returns."""
+def fuzz(name: str, folder: Path, limits: dict[str, int]) -> None:
+    """Fuzzes in this process; never returns. `limits` are options of libFuzzer's."""
     sys.path.insert(0, str(ROOT))
     try:
         import atheris
@@ -102,7 +104,7 @@ def fuzz(name: str, folder: Path, seconds: int) -> None:
     for index, seed in enumerate(target.seeds):
         (corpus / f"seed{index}").write_bytes(seed)
     options = {
-        "max_total_time": seconds,
+        **limits,
         "timeout": HANG_S,
         "rss_limit_mb": MOST_MIB,
         "artifact_prefix": f"{KEPT}/{name}-",

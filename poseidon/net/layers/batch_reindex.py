@@ -30,7 +30,8 @@ class BatchReindex(Layer):
 
     def forward(self, x: Tensor, indices: Tensor) -> Tensor:
         rows = self.labels(indices)
-        outside = (indices < 0) | (rows >= x.shape[0])
+        # Asked this way round, so that NaN is outside; so is what no integer holds, whatever row it has become.
+        outside = ~((indices >= 0) & (rows >= 0) & (rows < x.shape[0]))
         if outside.any():
             raise self.error(
                 f"indices must be from 0 to {x.shape[0] - 1} (the batch holds {x.shape[0]} samples), "

@@ -146,7 +146,7 @@ def test_batch_reindex_adds_up_the_gradients_of_repeated_samples():
     np.testing.assert_array_equal(x.grad.numpy(), [[3, 4], [0, 0], [13, 16]])
 
 
-@pytest.mark.parametrize("index", [-1.0, -0.5, 3.0])
+@pytest.mark.parametrize("index", [-1.0, -0.5, 3.0, 1e30, float("inf"), float("nan")])
 def test_batch_reindex_refuses_indices_outside_the_batch(index):
     layer = build(two("BatchReindex"), (3, 2), (2,))
     with pytest.raises(
