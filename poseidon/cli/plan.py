@@ -42,10 +42,15 @@ def declare(flags: Flags) -> None:
     flags.flag("compute-ms", type=above_zero, metavar="T", help="what an iteration computes, in milliseconds")
     flags.flag("measure", action="store_true", help="time the layers on this machine")
     flags.flag("wire", type=one_of(WIRES), default="fp32", metavar="TYPE", help="fp32|bf16|fp16 on the network (fp32)")
-    flags.flag("scheme", type=one_of(SCHEMES), default=AUTO, metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
+    flags.flag("scheme", type=scheme_name, default=AUTO, metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
     flags.flag("units", default="", metavar="LIST", help="schemes by parameter or layer: fc6=ring,fc7*=factors")
     flags.flag("json", action="store_true", help="the plan as JSON")
     net_flags(flags)
+
+
+def scheme_name(text: str) -> str:
+    """A scheme, with `-` or `_`."""
+    return one_of(SCHEMES)(text.replace("_", "-"))
 
 
 def above_zero(text: str) -> float:

@@ -36,6 +36,8 @@ class Cluster:
     node_workers    how many workers each node has
     bandwidth_bps   payload of one node's interface, each way, in bits per second
     local_bps       memory of one node, in bits per second
+    gather_share    part of the bandwidth that handing blocks around gets, where an all-reduce gets all of it
+    push_share      the same for pieces sent to all peers at once
     flops           matrix products on a worker's device, in FLOP/s
     update_bps      parameters brought up to date on a worker's device, in bits of parameters per second
     """
@@ -46,6 +48,8 @@ class Cluster:
     overhead_s: float = 0.0
     send_s: float = DEFAULT_SEND_S
     local_bps: float = DEFAULT_LOCAL_BPS
+    gather_share: float = 1.0
+    push_share: float = 1.0
     flops: float = math.inf
     update_bps: float = math.inf
 
@@ -57,6 +61,9 @@ class Cluster:
         for name in ("bandwidth_bps", "local_bps", "flops", "update_bps"):
             if not getattr(self, name) > 0:
                 raise PlanError(f"a cluster's {name} must be above 0, got {getattr(self, name)}")
+        for name in ("gather_share", "push_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise PlanError(f"a cluster's {name} must be above 0 and at most 1, got {getattr(self, name)}")
         for name in ("latency_s", "overhead_s", "send_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise PlanError(f"a cluster's {name} must be seconds, 0 or more, got {getattr(self, name)}")

@@ -22,10 +22,10 @@ sends all blocks but its successor's, and receives all but its own. With one wor
 
 A bias that rides on a weight costs nothing beside that weight's factors.
 
-Seconds: the wire carries max(sent, received) of the node where that is most, at β; messages follow one another in
-2 (N − 1) steps (FACTORS: N − 1; ROWS: sizes go round first) of α, during which o of each is the host's own. A node with
-several workers moves through its memory (2 g + 1) · elements · e for a dense unit (read all, write the sum, all read
-it), the factors of its workers once, the pulled slices g times, rows twice.
+Seconds: the wire carries max(sent, received) of the node where that is most, at β, or at the share of β that gathers
+and pushes get; messages follow one another in 2 (N − 1) steps (FACTORS: N − 1; ROWS: sizes go round first) of α, during
+which o of each is the host's own. A node with several workers moves through its memory (2 g + 1) · elements · e for a
+dense unit (read all, write the sum, all read it), its workers' factors once, the pulled slices g times, rows twice.
 
 Device: FACTORS rebuilds the other workers' part of the sum, 2 · (P − 1) · K · M · N' FLOP. FACTOR_SERVER costs no more
 than the local 2 · K · M · N' that it replaces. Updates: every element, or 1/P of them where owners update.
@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poseidon.plan.cluster import Cluster
 from poseidon.plan.commplan import Scheme
@@ -70,12 +70,14 @@ class Load:
 class Phase:
     """One leg of an exchange: bytes each node sends and receives, and messages that follow one another.
 
+    `share` is the part of the bandwidth it gets.
     `is_pull` marks the leg that comes after the owners' update, `is_once` what goes with a unit's first send only.
     """
 
     sent: tuple[float, ...]
     received: tuple[float, ...]
     num_steps: int
+    share: float
     local_bytes: float = 0.0
     is_pull: bool = False
     is_once: bool = False
@@ -157,7 +159,7 @@ class CostModel:
     def _ring(self, load: Load) -> list[Phase]:
         num_nodes = self.cluster.num_nodes
         each = (2 * self.wire_bytes(load) * load.num_elems * (num_nodes - 1) / num_nodes,) * num_nodes
-        return [Phase(each, each, 2 * (num_nodes - 1), self._dense_memory(load))]
+        return [Phase(each, each, 2 * (num_nodes - 1), 1.0, self._dense_memory(load))]
 
     def _server(self, load: Load) -> list[Phase]:
         others = self.cluster.num_nodes - 1
@@ -166,6 +168,7 @@ class CostModel:
             sent=tuple(dense * (1 - share) for share in self._shares),
             received=tuple(dense * share * others for share in self._shares),
             num_steps=others,
+            share=self.cluster.push_share,
             local_bytes=self._dense_memory(load),
         )
         return [push, self._pull(dense)]
@@ -183,7 +186,8 @@ class CostModel:
             workers * row_bytes * larger * (1 - share)
             for workers, share in zip(self.cluster.node_workers, self._shares, strict=True)
         )
-        push = Phase(slices, slices, whole.num_steps, self._once_if_shared(self._factor_bytes(load)))
+        copied = self._once_if_shared(self._factor_bytes(load))
+        push = Phase(slices, slices, whole.num_steps, self.cluster.push_share, copied)
         num_elems = larger * smaller
         read = self._once_if_shared(load.elem_bytes * num_elems)
         return [whole, push, self._pull(self.wire_bytes(load) * num_elems, local_bytes=read)]
@@ -196,7 +200,7 @@ class CostModel:
         ]
         local = 2 * self._once_if_shared(load.rows.touched * row_bytes)
         gathered = self._gather(blocks, local_bytes=local)
-        return [Phase(gathered.sent, gathered.received, 2 * gathered.num_steps, local)]
+        return [replace(gathered, num_steps=2 * gathered.num_steps)]
 
     # -- what they are made of --------------------------------------------------------------------------------------
     def _gather(
@@ -208,6 +212,7 @@ class CostModel:
             sent=tuple(total - block for block in successors),
             received=tuple(total - block for block in blocks),
             num_steps=len(blocks) - 1,
+            share=self.cluster.gather_share,
             local_bytes=local_bytes,
             is_pull=is_pull,
             is_once=is_once,
@@ -232,7 +237,7 @@ class CostModel:
     def _leg(self, phase: Phase) -> Leg:
         cluster = self.cluster
         return Leg(
-            wire_s=8 * max(*phase.sent, *phase.received) / cluster.bandwidth_bps,
+            wire_s=8 * max(*phase.sent, *phase.received) / (cluster.bandwidth_bps * phase.share),
             local_s=8 * phase.local_bytes / cluster.local_bps,
             latency_s=phase.num_steps * cluster.latency_s,
             overhead_s=phase.num_steps * cluster.overhead_s,

@@ -155,7 +155,7 @@ class Search:
 
     def _cheapest(self) -> Schemes:
         return tuple(
-            min(allowed, key=lambda scheme: costs[scheme].bytes_sent)
+            min(allowed, key=lambda scheme: round(costs[scheme].bytes_sent))
             for allowed, costs in zip(self._allowed, self._costs, strict=True)
         )
 
@@ -184,9 +184,9 @@ class Search:
             before = best.rank
             for decision in decisions:
                 for scheme in decision.options:
-                    if scheme is not best.schemes[decision.bundles[0]]:
-                        other = self._best_layout(self._with(best.schemes, decision, scheme), [best.layout])
-                        best = min(best, other, key=lambda trial: trial.rank)
+                    changed = self._with(best.schemes, decision, scheme)
+                    if changed != best.schemes:
+                        best = min(best, self._best_layout(changed, [best.layout]), key=lambda trial: trial.rank)
             if best.rank == before:
                 return best
             best = min(best, self._best_layout(best.schemes, self._layouts), key=lambda trial: trial.rank)
@@ -214,10 +214,10 @@ class Search:
     # -- playing ----------------------------------------------------------------------------------------------------
     def _best_layout(self, schemes: Schemes, layouts: Sequence[Layout]) -> Trial:
         best: Trial | None = None
-        played: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        played: set[tuple[tuple[tuple[str, int], ...], tuple[int, ...]]] = set()
         for fuse_bytes, fused_alike in itertools.groupby(layouts, key=lambda layout: layout.fuse_bytes):
             drafts = fuse(self._bundles, schemes, fuse_bytes, self._model)
-            members = tuple(len(draft.params) for draft in drafts)
+            members = tuple((draft.params[0].name, len(draft.params)) for draft in drafts)
             for chunk_bytes, cut_alike in itertools.groupby(fused_alike, key=lambda layout: layout.chunk_bytes):
                 counts = tuple(self._num_pieces(draft, chunk_bytes) for draft in drafts)
                 if (members, counts) in played:

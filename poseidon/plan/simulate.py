@@ -114,7 +114,6 @@ def _pull_after(
     barrier_s: float, order: Sequence[Piece], done_s: list[float], in_flight: int, seen: Seen | None
 ) -> None:
     """What the barrier held back; `done_s` is brought up to date."""
-    done_s[:] = [barrier_s] * len(done_s)
     link = Link(in_flight, barrier_s)
     for piece in order:
         if piece.pull is not None:

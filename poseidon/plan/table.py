@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 HEADINGS = ("unit", "shape", "dense MB", "factors MB", "scheme", "sent MB", "ms")
 _RIGHT = ("dense MB", "factors MB", "sent MB", "ms")
-_MOST_NAME, _MOST_SHAPE = 30, 18
+_MOST_NAME, _MOST_SHAPE = 26, 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _row(unit: Unit) -> tuple[str, ...]:
         "-" if unit.factor_bytes is None else megabytes(unit.factor_bytes),
         unit.scheme.name,
         megabytes(unit.bytes_sent),
-        f"{unit.seconds * 1e3:.2f}",
+        _milliseconds(unit.seconds),
     )
 
 
@@ -87,6 +87,10 @@ def megabytes(num_bytes: float) -> str:
     """Millions of bytes in about three digits."""
     value = num_bytes / 1e6
     return f"{value:.0f}" if value >= 100 or value == 0 else f"{value:.1f}" if value >= 1 else f"{value:.3f}"
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f}" if seconds < 10 else f"{seconds * 1e3:.0f}"
 
 
 def _shortened(text: str, most: int) -> str:

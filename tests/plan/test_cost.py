@@ -133,6 +133,21 @@ class TestSeconds:
             Scheme.ROWS: 256,
         }
 
+    def test_shares_of_the_bandwidth(self):
+        """A megabyte takes a second: gathered at half the rate, pushed at a quarter, all-reduced at all of it."""
+        costs = model((1, 1), gather_share=0.5, push_share=0.25)
+        load = Load(250_000, 4, FactorShape(250, 500, 500), RowShape(50, 500, 500))
+        seconds = {scheme: costs.cost(scheme, load).wire_s for scheme in Scheme if scheme is not Scheme.LOCAL}
+        assert seconds == pytest.approx(
+            {
+                Scheme.RING: 1.0,
+                Scheme.SERVER: 0.5 / 0.25 + 0.5 / 0.5,
+                Scheme.FACTORS: 1.0 / 0.5,
+                Scheme.FACTOR_SERVER: 0.5 / 0.5 + 0.25 / 0.25 + 0.5 / 0.5,
+                Scheme.ROWS: 50 * 2004 / 1e6 / 0.5,
+            }
+        )
+
     def test_only_what_waits_for_the_owner_is_the_pull(self):
         costs = model((1, 1))
         load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8))
