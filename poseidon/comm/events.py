@@ -1,6 +1,9 @@
 """What the scheduler tells whoever listens, in the order things happen on this worker. Times are the listener's affair.
 
-UnitReady → (SendStarted → SendReduced → SendApplied)+ → UnitDone
+    UnitReady → (SendStarted → SendReduced → SendApplied)+ → UnitDone          of every unit, in every iteration
+    WaitStarted → WaitEnded                                                    where the compute thread had to wait
+
+Events come from several threads; one listener is never called by two of them at once.
 """
 
 from __future__ import annotations
@@ -45,6 +48,16 @@ class SendApplied(CommEvent):
 @dataclass(frozen=True, slots=True)
 class UnitDone(CommEvent):
     """All of the unit's parameters are up to date: the next forward pass may read them."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitStarted(CommEvent):
+    """Somebody needs the unit, and it is still on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitEnded(CommEvent):
+    """It has come."""
 
 
 CommListener = Callable[[CommEvent], None]

@@ -8,25 +8,28 @@ An iteration of a unit, for each Send of the plan:
     (the rule is applied to the parts)
     spread(send)             brings updated values to the other workers, where the scheme wants that
 
-One exchange never runs in two iterations at once: the next forward pass waits for it.
+and after the last of them `drop`. One exchange never runs in two iterations at once: the next forward pass, or the next
+offer, waits for it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from poseidon.comm.part import Member, Part, flat, regions_within
+from poseidon.comm.part import Member, Part, Region, flat, regions_within
 from poseidon.plan import Send, Unit
 from poseidon.transport import Transport
 
 # A Send has this many channels of its own, so that messages of different Sends never meet.
 TAGS_PER_SEND = 4
+# For what is gathered between iterations; Sends never get as far.
+STATE_TAG = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +54,19 @@ class Exchange(ABC):
             send: place * TAGS_PER_SEND for place, send in enumerate(wiring.order) if send.unit == self.unit.index
         }
 
+    def __str__(self) -> str:
+        return f"unit {self.unit.index}: {', '.join(member.name for member in self.members)}"
+
+    @property
+    def sends(self) -> list[Send]:
+        """The unit's own, from first to last."""
+        return list(self._tags)
+
     def tag(self, send: Send, channel: int = 0) -> int:
         """The tag of one of a Send's channels, the same on all workers."""
         return self._tags[send] + channel
 
+    # -- an iteration -----------------------------------------------------------------------------------------------
     @abstractmethod
     def offer(self, member: Member, grad: Tensor | None) -> None:
         """Takes a member's final gradient, which nobody else will write to before the exchange is over."""
@@ -70,6 +82,28 @@ class Exchange(ABC):
     def spread(self, send: Send) -> None:  # noqa: B027  (most schemes update everywhere and have nothing to hand out)
         """Hands updated values to the workers that did not apply the rule themselves. Returns when its own are in."""
 
+    @abstractmethod
+    def drop(self) -> None:
+        """The iteration is over: lets go of gradients and whatever else only it needed."""
+
+    def discard(self) -> None:  # noqa: B027  (most schemes are given nothing before a gradient is final)
+        """Drops what passes have handed over for an iteration that never became final."""
+
+    # -- what outlasts an iteration ---------------------------------------------------------------------------------
+    def shards(self, owner: int) -> list[tuple[Member, Region]]:
+        """The regions to which `owner` alone applies the rule, each as it stands in its parts.
+
+        Members that stand in nobody's list are updated by everybody.
+        """
+        return []
+
+    def state(self) -> dict[str, Tensor]:
+        """What this worker must remember from one iteration to the next, beside parameters and histories."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027  (most schemes remember nothing)
+        """Goes on from what `state` gave; what is missing there begins anew."""
+
 
 class DenseExchange(Exchange):
     """An exchange of the gradient's elements as they are, in one run of memory.
@@ -84,16 +118,24 @@ class DenseExchange(Exchange):
 
     def offer(self, member: Member, grad: Tensor | None) -> None:
         if len(self.members) == 1:
-            self._memory = flat(_like(member.value, grad))
+            self._memory = flat(_own_memory(_like(member.value, grad)))
             return
-        if self._bucket is None:
-            self._bucket = member.value.new_empty(self.num_elems)
-        place = self._bucket[member.offset : member.offset + member.num_elems]
+        place = self.bucket[member.offset : member.offset + member.num_elems]
         if grad is None:
             place.zero_()
         else:
             place.copy_(flat(_like(member.value, grad)))
-        self._memory = self._bucket
+        self._memory = self.bucket
+
+    def drop(self) -> None:
+        self._memory = None
+
+    @property
+    def bucket(self) -> Tensor:
+        """Memory for all elements of a unit with several members."""
+        if self._bucket is None:
+            self._bucket = self.members[0].value.new_empty(self.num_elems)
+        return self._bucket
 
     def memory(self, send: Send) -> Tensor:
         """This worker's gradient, elements [start, stop) of the unit."""
@@ -118,3 +160,14 @@ def _like(value: Tensor, grad: Tensor | None) -> Tensor:
     if grad.dtype == value.dtype and grad.stride() == value.stride():
         return grad
     return torch.empty_like(value).copy_(grad)
+
+
+def _own_memory(grad: Tensor) -> Tensor:
+    """The gradient in memory that is its alone, to be summed in place.
+
+    Where a parameter is merely added (Bias, Parameter), autograd hands the diff of the sum itself to several takers, as
+    views of one storage: what one of them sums, the others would see.
+    """
+    storage = grad.untyped_storage()
+    holders = torch._C._storage_Use_Count(storage._cdata)  # the tensor, and `storage` here
+    return grad if holders <= 2 else grad.clone(memory_format=torch.preserve_format)

@@ -1,40 +1,63 @@
 """FACTOR_SERVER: factors are pushed to the owners of slices of the weight; updated slices are pulled dense.
 
 The weight's gradient is uᵀ v. Let L be the larger of its two dimensions (of equal ones the outputs) and S the smaller.
-Owner q holds the q-th slice of the L-axis: from every worker it needs the factor of that axis cut to its slice
-(K × L/P) and the whole factor of the other axis (K × S). It sums over all P·K rows in rank order, applies the rule to
-its slice, and sends the slice's new values to everybody. The bias follows from u alone: where u is the cut factor it is
-sliced with it; where u is whole, every worker has all of it and updates the bias itself.
+A Send is a slab of slices along the L-axis, dealt out over the workers. From every worker an owner needs the factor of
+that axis cut to its slices (K × L/P) and the whole factor of the other axis (K × S), which goes with the unit's first
+Send. It sums over all P·K rows in rank order, applies the rule to its slices, and sends their new values to everybody:
+over a narrow wire their change (`narrow.py`).
+
+The bias follows from u alone. Where u is cut, the bias's elements go with their slices; where u is whole, every worker
+has all of it and updates the bias itself, with the last Send.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from poseidon.comm.factors import FactorExchange
-from poseidon.comm.part import Part, Region
+from poseidon.comm.exchange import Wiring
+from poseidon.comm.factors import FactorExchange, FactorLayout
+from poseidon.comm.narrow import ErrorFeedback
+from poseidon.comm.part import Member, Part, Region
 from poseidon.comm.server import owned
 from poseidon.plan import Send
 from poseidon.transport import Work
-from poseidon.transport.collectives import all_gather, exchange_slices
+from poseidon.transport.collectives import all_gather, exchange_slices, shards_of
 
 _WHOLE, _CUT, _PULL, _PULL_BIAS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True)
-class _Push:
-    """By rank: the cut factors of this worker's slice and the whole ones, each as one axis; and what brings them."""
+class _Gathered:
+    """Rows of all workers, in rank order, one behind the other; and what brings them."""
 
-    cut: list[Tensor]
-    whole: list[Tensor]
-    num_rows: int
-    works: tuple[Work, Work]
+    rows: Tensor
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class _Pull:
+    """By owner: slices of the parameter, and what comes for them."""
+
+    views: list[Tensor]
+    blocks: list[Tensor]
+    work: Work
 
 
 class FactorServer(FactorExchange):
+    """`narrow` is what pulled values cross the network as; None: as they are."""
+
+    def __init__(self, wiring: Wiring, layout: FactorLayout, narrow: torch.dtype | None = None) -> None:
+        super().__init__(wiring, layout)
+        like = self.members[0].value
+        self._errors = None if narrow is None else ErrorFeedback(narrow, self.num_elems, like)
+        self._whole: _Gathered | None = None
+        self._shared: dict[tuple[str, Region], Tensor] = {}
+
+    # -- who owns what ----------------------------------------------------------------------------------------------
     @property
     def _cuts_outputs(self) -> bool:
         """True if slices run along the outputs (u is cut), false if along the inputs (v is)."""
@@ -43,56 +66,114 @@ class FactorServer(FactorExchange):
     @property
     def _axis(self) -> int:
         """The weight's axis along which slices run."""
-        return int(self._cuts_outputs == self.transposed)
+        return int(self._cuts_outputs == self.layout.transposed)
 
-    def _slice(self, owner: int) -> tuple[int, int]:
-        return owned(0, max(self.num_outputs, self.num_inputs), owner, self.transport.size)
+    @property
+    def _sliced(self) -> list[Member]:
+        """The members that have owners: the weight, and the bias where its elements go with the slices."""
+        return self.members if self._cuts_outputs else self.members[:1]
 
-    def begin(self, send: Send) -> _Push:
-        transport = self.transport
-        u, v = self.take()
-        cut, whole = (u, v) if self._cuts_outputs else (v, u)
-        outgoing = [cut[:, slice(*self._slice(owner))].reshape(-1) for owner in range(transport.size)]
-        incoming = [torch.empty_like(outgoing[transport.rank]) for _ in range(transport.size)]
-        wholes = [whole.new_empty(whole.numel()) for _ in range(transport.size)]
-        wholes[transport.rank] = whole.reshape(-1)
-        works = (
-            all_gather(transport, wholes, tag=self.tag(send, _WHOLE)),
-            exchange_slices(transport, outgoing, incoming, tag=self.tag(send, _CUT)),
-        )
-        return _Push(incoming, wholes, len(cut), works)
+    def _slices(self, send: Send, owner: int) -> tuple[int, int]:
+        """The owner's slices in a Send's slab; what a Send has beyond the weight's elements is bias."""
+        num_slices, slice_elems = max(self.num_outputs, self.num_inputs), min(self.num_outputs, self.num_inputs)
+        first = min(send.start // slice_elems, num_slices)
+        last = num_slices if self._is_last(send) else min(send.stop // slice_elems, num_slices)
+        return owned(first, last, owner, self.transport.size)
 
-    def reduced(self, send: Send, token: _Push) -> list[Part]:
-        for work in token.works:
-            work.wait()
-        first, last = self._slice(self.transport.rank)
-        cut = torch.cat([part.view(token.num_rows, last - first) for part in token.cut])
-        whole = torch.cat([part.view(token.num_rows, -1) for part in token.whole])
-        weight, *bias = self.members
-        grad = self.product(cut, whole) if self._axis == 0 else self.product(whole, cut)
-        parts = [Part(weight, Region(first, last, self._axis), grad, everywhere=False)]
-        for member in bias:
-            if self._cuts_outputs:
-                parts.append(Part(member, Region(first, last), cut.sum(0), everywhere=False))
-            else:
-                parts.append(Part(member, member.whole, whole.sum(0)))
-        return [part for part in parts if part.grad.numel()]
+    def _is_last(self, send: Send) -> bool:
+        return send.stop == self.num_elems
 
+    def _region(self, send: Send, owner: int, member: Member) -> Region:
+        return Region(*self._slices(send, owner), self._axis if member is self.members[0] else None)
+
+    def shards(self, owner: int) -> list[tuple[Member, Region]]:
+        found = [(member, self._region(send, owner, member)) for send in self.sends for member in self._sliced]
+        return [(member, region) for member, region in found if region.start < region.stop]
+
+    # -- push -------------------------------------------------------------------------------------------------------
+    def begin(self, send: Send) -> _Gathered:
+        final, size = self.final(), self.transport.size
+        cut, whole = (final.u, final.v) if self._cuts_outputs else (final.v, final.u)
+        if send.start == 0:
+            self._whole = self._gather_whole(whole, send)
+        outgoing = [cut[:, slice(*self._slices(send, owner))].reshape(-1) for owner in range(size)]
+        first, last = self._slices(send, self.transport.rank)
+        rows = cut.new_empty(size * len(cut), last - first)
+        work = exchange_slices(self.transport, outgoing, shards_of(rows.view(-1), size), tag=self.tag(send, _CUT))
+        return _Gathered(rows, work)
+
+    def _gather_whole(self, mine: Tensor, send: Send) -> _Gathered:
+        rows = mine.new_empty(self.transport.size * len(mine), mine.shape[1])
+        blocks = shards_of(rows.view(-1), self.transport.size)
+        blocks[self.transport.rank].copy_(mine.reshape(-1))
+        return _Gathered(rows, all_gather(self.transport, blocks, tag=self.tag(send, _WHOLE)))
+
+    def reduced(self, send: Send, token: _Gathered) -> list[Part]:
+        assert self._whole is not None, "a unit's first Send begins first"
+        self._whole.work.wait()
+        token.work.wait()
+        parts = []
+        for member in self._sliced if token.rows.numel() else ():
+            region = self._region(send, self.transport.rank, member)
+            parts.append(Part(member, region, self._gradient(member, token.rows, self._whole.rows), everywhere=False))
+            if self._errors is not None:
+                place = self._place(member, region)
+                self._shared[member.name, region] = self._errors.to_true(region.of(member.value), place)
+        if self._is_last(send) and not self._cuts_outputs:
+            parts += [Part(member, member.whole, self._whole.rows.sum(0)) for member in self.members[1:]]
+        return parts
+
+    def _gradient(self, member: Member, cut: Tensor, whole: Tensor) -> Tensor:
+        if member is not self.members[0]:
+            return cut.sum(0)
+        return self.product(cut, whole) if self._axis == 0 else self.product(whole, cut)
+
+    def drop(self) -> None:
+        super().drop()
+        self._whole = None
+
+    # -- pull -------------------------------------------------------------------------------------------------------
     def spread(self, send: Send) -> None:
-        transport = self.transport
-        weight, *bias = self.members
-        slices = [Region(*self._slice(owner), self._axis).of(weight.value) for owner in range(transport.size)]
-        # Slices of rows lie in one piece of the parameter and arrive there; slices of columns come by a copy.
-        blocks = [part.reshape(-1) if self._axis == 0 else torch.empty_like(part).view(-1) for part in slices]
-        if self._axis == 1:
-            blocks[transport.rank] = slices[transport.rank].reshape(-1)
-        works = [all_gather(transport, blocks, tag=self.tag(send, _PULL))]
-        if self._cuts_outputs:
-            for member in bias:
-                pieces = [Region(*self._slice(owner)).of(member.value) for owner in range(transport.size)]
-                works.append(all_gather(transport, pieces, tag=self.tag(send, _PULL_BIAS)))
-        for work in works:
-            work.wait()
-        if self._axis == 1:
-            for part, block in zip(slices, blocks, strict=True):
-                part.copy_(block.view(part.shape))
+        channels = zip(self._sliced, (_PULL, _PULL_BIAS), strict=False)
+        pulls = [self._start_pull(member, send, self.tag(send, channel)) for member, channel in channels]
+        for pull in pulls:
+            pull.work.wait()
+            for view, block in zip(pull.views, pull.blocks, strict=True):
+                if self._errors is not None:
+                    view.add_(block.view(view.shape))
+                elif not view.is_contiguous():
+                    view.copy_(block.view(view.shape))
+
+    def _start_pull(self, member: Member, send: Send, tag: int) -> _Pull:
+        regions = [self._region(send, owner, member) for owner in range(self.transport.size)]
+        views = [region.of(member.value) for region in regions]
+        blocks = [self._arriving(view) for view in views]
+        rank = self.transport.rank
+        blocks[rank] = self._leaving(member, regions[rank], views[rank])
+        return _Pull(views, blocks, all_gather(self.transport, blocks, tag=tag))
+
+    def _arriving(self, view: Tensor) -> Tensor:
+        """Where slices arrive: in the parameter itself where they lie in one piece and come as they are."""
+        if self._errors is not None:
+            return view.new_empty(view.numel(), dtype=self._errors.dtype)
+        return view.view(-1) if view.is_contiguous() else view.new_empty(view.numel())
+
+    def _leaving(self, member: Member, region: Region, view: Tensor) -> Tensor:
+        if self._errors is None:
+            return view.reshape(-1)
+        if not view.numel():
+            return self._arriving(view)
+        return self._errors.to_shared(view, self._shared.pop((member.name, region)), self._place(member, region))
+
+    # -- over a narrow wire -----------------------------------------------------------------------------------------
+    def _place(self, member: Member, region: Region) -> int:
+        """Where a region's errors stand among the unit's: slice by slice, then the bias."""
+        slice_elems = 1 if region.axis is None else min(self.num_outputs, self.num_inputs)
+        return member.offset + region.start * slice_elems
+
+    def state(self) -> dict[str, Tensor]:
+        return {} if self._errors is None else self._errors.state()
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        if self._errors is not None:
+            self._errors.restore(state)

@@ -2,17 +2,22 @@
 
 Each worker has K rows of u (K × M) and v (K × N) with ∂loss/∂W = uᵀ v. They are gathered from all workers, in rank
 order, and one product over the P·K rows gives everybody the same sum, the bias's among them (the sum of u's rows).
+
+K is agreed beforehand: the rows of all layers that share the weight, over all passes of an iteration. A worker that has
+fewer (a Filter before the layer, a pass that did not reach it) fills up with zeros, which add nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.part import Member, Part
+from poseidon.errors import PlanError
 from poseidon.plan import Send
 from poseidon.transport import Work
 from poseidon.transport.collectives import all_gather
@@ -22,40 +27,83 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
     return a.t() @ b
 
 
+@dataclass(frozen=True, slots=True)
+class FactorLayout:
+    """`num_rows` is K; `transposed`: the weight is stored N × M."""
+
+    num_rows: int
+    transposed: bool
+
+
+@dataclass(slots=True)
+class _Collected:
+    """Factors of an iteration: K rows of u, then K rows of v, in one run of memory; the first `num_rows` are filled."""
+
+    memory: Tensor
+    u: Tensor
+    v: Tensor
+    num_rows: int = 0
+
+
 class FactorExchange(Exchange):
     """Base of the schemes that move factors: collects them over the backward passes of an iteration.
 
-    Member 0 is the weight, member 1 the bias if it learns. `transposed`: the weight is stored N × M.
+    Member 0 is the weight, member 1 the bias if it learns and follows from the same factors.
     """
 
-    def __init__(self, wiring: Wiring, *, transposed: bool) -> None:
+    def __init__(self, wiring: Wiring, layout: FactorLayout) -> None:
         super().__init__(wiring)
-        self.transposed = transposed
+        self.layout = layout
         # aᵀ b: how sums over rows of factors are rebuilt. A benchmark that stands in for a GPU exchanges it.
         self.product: Callable[[Tensor, Tensor], Tensor] = _product
         rows, columns = self.members[0].parameter.shape
-        self.num_outputs, self.num_inputs = (columns, rows) if transposed else (rows, columns)
-        self._tapped: list[tuple[Tensor, Tensor]] = []
+        self.num_outputs, self.num_inputs = (columns, rows) if layout.transposed else (rows, columns)
+        self._coming: _Collected | None = None  # filled by passes
+        self._final: _Collected | None = None  # complete, to be sent
 
     def tap(self, u: Tensor, v: Tensor) -> None:
         """Takes the factors of one backward pass through one layer; they are copied."""
-        dtype = self.members[0].parameter.dtype
-        self._tapped.append((u.to(dtype, copy=True), v.to(dtype, copy=True)))
+        coming = self._coming = self._coming or self._room()
+        first, last = coming.num_rows, coming.num_rows + len(u)
+        if last > self.layout.num_rows:
+            raise PlanError(
+                f"{self} travels as factors of {self.layout.num_rows} rows per worker and iteration, got {last}: the "
+                "batch of such a layer must not grow while training; give it the scheme ring"
+            )
+        coming.u[first:last] = u
+        coming.v[first:last] = v
+        coming.num_rows = last
 
     def offer(self, member: Member, grad: Tensor | None) -> None:
-        """Nothing: the gradient came as factors."""
+        """The gradient came as factors; with the weight's they are complete."""
+        assert grad is None, f"{member.name} got a dense gradient beside its factors"
+        if member is self.members[0]:
+            final = self._coming or self._room()
+            final.u[final.num_rows :] = 0
+            final.v[final.num_rows :] = 0
+            self._final, self._coming = final, None
 
-    def take(self) -> tuple[Tensor, Tensor]:
-        """All rows of this iteration: u (K × M) and v (K × N)."""
-        us, vs = zip(*self._tapped, strict=True)
-        self._tapped = []
-        return (us[0], vs[0]) if len(us) == 1 else (torch.cat(us), torch.cat(vs))
+    def drop(self) -> None:
+        self._final = None
+
+    def discard(self) -> None:
+        self._coming = None
+
+    def final(self) -> _Collected:
+        """All rows of this iteration."""
+        assert self._final is not None, "the weight is offered before its unit begins"
+        return self._final
+
+    def _room(self) -> _Collected:
+        num_rows = self.layout.num_rows
+        memory = self.members[0].value.new_empty(num_rows * (self.num_outputs + self.num_inputs))
+        u, v = memory.split((num_rows * self.num_outputs, num_rows * self.num_inputs))
+        return _Collected(memory, u.view(num_rows, self.num_outputs), v.view(num_rows, self.num_inputs))
 
 
 class Factors(FactorExchange):
     def begin(self, send: Send) -> tuple[list[Tensor], Work]:
-        u, v = self.take()
-        mine = torch.cat((u.reshape(-1), v.reshape(-1)))
+        mine = self.final().memory
         blocks = [torch.empty_like(mine) for _ in range(self.transport.size)]
         blocks[self.transport.rank] = mine
         return blocks, all_gather(self.transport, blocks, tag=self.tag(send))
@@ -63,12 +111,12 @@ class Factors(FactorExchange):
     def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
         blocks, work = token
         work.wait()
-        num_rows = blocks[0].numel() // (self.num_outputs + self.num_inputs)
+        num_rows = self.layout.num_rows
         cut = num_rows * self.num_outputs
         u = torch.cat([block[:cut].view(num_rows, self.num_outputs) for block in blocks])
         v = torch.cat([block[cut:].view(num_rows, self.num_inputs) for block in blocks])
         weight, *bias = self.members
-        grad = self.product(v, u) if self.transposed else self.product(u, v)
+        grad = self.product(v, u) if self.layout.transposed else self.product(u, v)
         parts = [Part(weight, weight.whole, grad.view(-1))]
         parts += [Part(member, member.whole, u.sum(0)) for member in bias]
         return parts

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from poseidon.comm.exchange import Exchange, Wiring
-from poseidon.comm.part import Member, Part
+from poseidon.comm.part import Member, Part, flat
 from poseidon.plan import Send
 from poseidon.transport import Work
 from poseidon.transport.collectives import all_gather
@@ -58,5 +58,7 @@ class Rows(Exchange):
         grad = torch.zeros_like(table.value)
         for where, what in zip(numbers, rows, strict=True):
             grad.index_add_(0, where, what.view(-1, width))
+        return [Part(table, table.whole, flat(grad))]
+
+    def drop(self) -> None:
         self._grad = None
-        return [Part(table, table.whole, grad.view(-1))]

@@ -122,6 +122,7 @@ class Distribution:
     def _use(self, plan: CommPlan) -> None:
         """Exchanges by this plan from now on."""
         if self.updates is not None:
+            self.updates.hand_back()
             self.updates.close()
         self.plan = plan
         if self.transport.size > 1:

@@ -70,8 +70,8 @@ def multiplications(node: Node, net: Net) -> int:
 
 def inner_product_rows(node: Node) -> int:
     """How many rows an InnerProduct multiplies: the product of the axes before `axis`."""
-    shape = node.bottom_shapes[0]
-    return count_of(shape, 0, node.layer.axis(node.layer.spec.inner_product_param.axis, shape))
+    assert isinstance(node.layer, InnerProduct)
+    return node.layer.num_rows(node.bottom_shapes[0])
 
 
 def scaled_times(times: Sequence[LayerTime], total_s: float) -> list[LayerTime]:

@@ -10,58 +10,22 @@ backward pass, `finish` returns without waiting (unless clip_gradients needs all
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from poseidon.comm import Member, Part, Region, Scheduler, Taps, make_exchanges
+from poseidon.comm import Part, Scheduler, Taps, make_exchanges
 from poseidon.comm.events import CommListener
 from poseidon.plan import CommPlan, Scheme
+from poseidon.run.rule_site import RuleSite
 from poseidon.solver import Solver
 from poseidon.solver.clip import Clipping
-from poseidon.solver.rules import Hyper, Rule, Slot
+from poseidon.solver.continuation import decoded, encoded
+from poseidon.solver.rules import Hyper
 from poseidon.transport import Transport
-
-
-class RuleSite:
-    """Applies a rule to parts of parameters; the history of each part is a view of the parameter's own."""
-
-    def __init__(self, rule: Rule, slots: Sequence[Slot]) -> None:
-        self._rule = rule
-        self._slots = {slot.name: slot for slot in slots}
-        self._parts: dict[tuple[str, Region], Slot] = {}
-
-    def apply(self, parts: Sequence[Part], hyper: Hyper) -> None:
-        if parts:
-            self._rule.update(
-                [self._slot(part.member, part.region) for part in parts], [part.grad for part in parts], hyper
-            )
-
-    def apply_still(self, names: Sequence[str], hyper: Hyper) -> None:
-        """The rule on parameters that get no gradient: their histories fade as they would on one worker."""
-        slots = [self._slots[name] for name in names]
-        if slots and not self._rule.rests_when_frozen:
-            self._rule.update(slots, [torch.zeros_like(slot.value) for slot in slots], hyper)
-
-    def _slot(self, member: Member, region: Region) -> Slot:
-        found = self._parts.get((member.name, region))
-        if found is None:
-            whole = self._slots[member.name]
-            found = Slot(
-                name=whole.name,
-                value=region.of(member.value),
-                history=tuple(region.of(history) for history in whole.history),
-                rate_mult=whole.rate_mult,
-                decay_mult=whole.decay_mult,
-            )
-            self._parts[member.name, region] = found
-        return found
-
-    def forget(self) -> None:
-        """Histories were exchanged for others."""
-        self._parts.clear()
 
 
 class DistributedUpdates:
@@ -80,12 +44,15 @@ class DistributedUpdates:
         self._transport = transport
         self._clip_limit = solver.param.clip_gradients
         self._divisor = transport.size if averages else 1
-        self._site = RuleSite(solver.rule, solver.slots)
         self._still = [name for unit in plan.units if unit.scheme is Scheme.LOCAL for name in unit.params]
-        exchanges = make_exchanges(solver.net, plan, transport)
-        self.scheduler = Scheduler(plan, exchanges, self._site.apply, listener)
-        self._taps = Taps(solver.net, exchanges, self.scheduler)
+        self.exchanges = make_exchanges(solver.net, plan, transport, solver.param.iter_size)
+        self._site = RuleSite(solver.rule, solver.slots, self.exchanges, transport)
+        self.scheduler = Scheduler(plan, self.exchanges, self._site.apply, listener)
+        self._taps = Taps(solver.net, self.exchanges, self.scheduler)
         self._hyper: Hyper | None = None
+
+    def begin(self) -> None:
+        self._taps.begin()
 
     def start(self, hyper: Hyper) -> None:
         self._hyper = replace(hyper, iter_size=hyper.iter_size * self._divisor)
@@ -100,8 +67,28 @@ class DistributedUpdates:
     def drain(self) -> None:
         self.scheduler.drain()
 
-    def history_changed(self) -> None:
-        self._site.forget()
+    def histories(self) -> list[Tensor]:
+        return self._site.histories()
+
+    def restore_histories(self, histories: Sequence[Tensor]) -> None:
+        self._site.restore(histories)
+
+    def hand_back(self) -> None:
+        """Makes the solver whole, so that somebody else can apply its updates. All workers call it, after `drain`."""
+        self._site.hand_back()
+
+    def wire_state(self) -> dict[str, Any]:
+        """What this worker still owes the others, where they exchange less than full width; for a snapshot, as JSON."""
+        states = {exchange.unit.params[0]: exchange.state() for exchange in self.exchanges}
+        return {
+            unit: {name: encoded(tensor) for name, tensor in state.items()} for unit, state in states.items() if state
+        }
+
+    def restore_wire_state(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `wire_state` gave on the same worker with the same plan; units not in it owe nothing."""
+        for exchange in self.exchanges:
+            own = state.get(exchange.unit.params[0], {})
+            exchange.restore({name: decoded(entry, str(exchange)) for name, entry in own.items()})
 
     def close(self) -> None:
         self._taps.close()
@@ -130,5 +117,5 @@ class DistributedUpdates:
 def _square_sum(tensors: Sequence[Tensor]) -> Tensor:
     total = torch.zeros(1, dtype=torch.float64)
     for tensor in tensors:
-        total += tensor.double().square().sum()
+        total += torch.linalg.vector_norm(tensor, dtype=torch.float64).square().cpu()
     return total

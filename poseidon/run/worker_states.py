@@ -2,10 +2,11 @@
 
     plan       the communication plan: how sums are taken decides their last bits, so who goes on with as many workers
                goes on with the same plan
-    workers    by rank: the losses its mean is taken over, and what its recurrent layers carry into the next pass
+    workers    by rank: the losses its mean is taken over, what its recurrent layers carry into the next pass, and what
+               a narrow wire still owes
 
 Everything else is the same on all workers and stands where one worker has it too. With another number of workers the
-plan is a new one, every worker takes the mean losses, and recurrent layers begin from zero.
+plan is a new one, every worker takes the mean losses, recurrent layers begin from zero, and nothing is owed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from poseidon.plan import CommPlan
 from poseidon.run.roundtable import Roundtable
+from poseidon.run.updates import DistributedUpdates
 from poseidon.solver import Solver
 from poseidon.solver.continuation import carried_state, restore_carried
 from poseidon.solver.smoothing import LossWindow
@@ -39,7 +41,10 @@ class WorkerStates:
         self._use_plan = use_plan
 
     def state(self) -> dict[str, Any]:
-        own = {"losses": self._solver.window.state(), "carried": carried_state(self._solver.net)}
+        solver = self._solver
+        own = {"losses": solver.window.state(), "carried": carried_state(solver.net)}
+        if isinstance(solver.updates, DistributedUpdates):
+            own["wire"] = solver.updates.wire_state()
         workers = self._table.gather_texts(json.dumps(own))
         return {"plan": self._plan().to_json(), "workers": [json.loads(text) for text in workers]}
 
@@ -47,13 +52,20 @@ class WorkerStates:
         solver, net = self._solver, self._solver.net
         if num_workers(state) != self._table.size:
             restore_carried(net, {name: [] for name in carried_state(net)})
+            self._restore_wire({})
             return
         if state is None:
             return
         own = state["workers"][self._table.rank]
         restore_carried(net, own["carried"])
         solver.continue_window(LossWindow.from_state(solver.param.average_loss, own["losses"], net.dtype))
-        self._use_plan(CommPlan.from_json(state["plan"]))
+        plan = CommPlan.from_json(state["plan"])
+        self._use_plan(plan)
+        self._restore_wire(own["wire"] if self._plan() == plan else {})
+
+    def _restore_wire(self, state: Mapping[str, Any]) -> None:
+        if isinstance(self._solver.updates, DistributedUpdates):
+            self._solver.updates.restore_wire_state(state)
 
 
 def num_workers(state: Mapping[str, Any] | None) -> int:

@@ -34,7 +34,8 @@ def save(solver: Solver) -> SnapshotFiles:
     as_hdf5 = param.snapshot_format == caffe_pb2.SolverParameter.HDF5
     files = SnapshotFiles.named(param.snapshot_prefix, solver.iter, as_hdf5=as_hdf5)
     solver.publish(events.SnapshotStarted(solver.iter, files.model, files.state, as_hdf5))
-    state = SolverState(solver.iter, solver.current_step, str(files.model), [_array(h) for h in histories(solver)])
+    histories = [_array(history) for history in solver.updates.histories()]
+    state = SolverState(solver.iter, solver.current_step, str(files.model), histories)
     continuation = _continuation(solver)
     if solver.team.rank == 0:
         write_snapshot(
@@ -48,11 +49,6 @@ def save(solver: Solver) -> SnapshotFiles:
     solver.team.meet()
     solver.publish(events.SnapshotWritten(solver.iter, files.model, files.state))
     return files
-
-
-def histories(solver: Solver) -> list[Tensor]:
-    """All history tensors in the order of Caffe's files: the first of every parameter, then the second of every one."""
-    return [slot.history[k] for k in range(solver.rule.num_histories) for slot in solver.slots]
 
 
 def _write_model(solver: Solver, path: Path, *, as_hdf5: bool) -> None:
@@ -87,9 +83,7 @@ def restore(solver: Solver, path: str | Path) -> None:
     with open_snapshot(path) as snapshot:
         history = _fitting_history(solver, snapshot, Path(path))
         _load_model(solver, snapshot, Path(path))
-    with torch.no_grad():
-        for mine, stored in zip(histories(solver), history, strict=True):
-            mine.copy_(stored)
+    solver.updates.restore_histories(history)
     solver.iter, solver.current_step = snapshot.state.iteration, snapshot.state.current_step
     if snapshot.continuation is not None:
         try:
@@ -101,21 +95,22 @@ def restore(solver: Solver, path: str | Path) -> None:
 
 
 def _fitting_history(solver: Solver, snapshot: Snapshot, path: Path) -> list[Tensor]:
-    stored, mine = snapshot.state.history, histories(solver)
-    if len(stored) != len(mine):
+    stored, shapes = snapshot.state.history, [tuple(slot.value.shape) for slot in solver.slots]
+    shapes *= solver.rule.num_histories
+    if len(stored) != len(shapes):
         raise SnapshotError(
-            f"{path} has {len(stored)} history blob(s), expected {len(mine)} for a solver of type "
+            f"{path} has {len(stored)} history blob(s), expected {len(shapes)} for a solver of type "
             f"{solver.param.type} and {len(solver.slots)} parameter(s); it belongs to another net or solver"
         )
     values = []
-    for index, (blob, own) in enumerate(zip(stored, mine, strict=True)):
-        if not blob.fits(tuple(own.shape)):
+    for index, (blob, shape) in enumerate(zip(stored, shapes, strict=True)):
+        if not blob.fits(shape):
             raise SnapshotError(
-                f"{path}: history {index} has shape {text_of(blob.shape)}, expected {text_of(own.shape)}; "
+                f"{path}: history {index} has shape {text_of(blob.shape)}, expected {text_of(shape)}; "
                 "it belongs to another net"
             )
         try:
-            values.append(torch.from_numpy(blob.read(f"{path}: history {index}")).reshape(own.shape))
+            values.append(torch.from_numpy(blob.read(f"{path}: history {index}")).reshape(shape))
         except WeightsError as problem:
             raise with_offer(problem, path) from None
     return values

@@ -64,7 +64,7 @@ def net_state(net: Net) -> dict[str, Any]:
 def carried_state(net: Net) -> dict[str, Any]:
     """What the next pass begins with, by layer."""
     return {
-        name: [_encoded(tensor) for tensor in layer.carried()]
+        name: [encoded(tensor) for tensor in layer.carried()]
         for name, layer in net.layers.items()
         if isinstance(layer, Carrying)
     }
@@ -83,10 +83,11 @@ def restore_carried(net: Net, carried: Mapping[str, Any]) -> None:
     """Lets the next pass begin with this; layers that are not named begin as they would."""
     for name, layer in net.layers.items():
         if isinstance(layer, Carrying) and name in carried:
-            layer.carry([_decoded(entry, f"layer {name!r}").to(net.device) for entry in carried[name]])
+            layer.carry([decoded(entry, f"layer {name!r}").to(net.device) for entry in carried[name]])
 
 
-def _encoded(tensor: Tensor) -> dict[str, Any]:
+def encoded(tensor: Tensor) -> dict[str, Any]:
+    """A tensor as a value that JSON can hold."""
     kind = str(tensor.dtype).removeprefix("torch.")
     wide = kind if kind in _DTYPES else "float32"  # bfloat16 has no NumPy type; float32 holds it exactly
     array = tensor.detach().to("cpu", getattr(torch, wide)).contiguous().numpy().astype(_DTYPES[wide])
@@ -94,10 +95,11 @@ def _encoded(tensor: Tensor) -> dict[str, Any]:
     return {"dtype": kind, "shape": list(tensor.shape), "stored": wide, "bytes": data}
 
 
-def _decoded(entry: Mapping[str, Any], what: str) -> Tensor:
+def decoded(entry: Mapping[str, Any], what: str) -> Tensor:
+    """The tensor again; `what` it is of stands in errors."""
     data = base64.b64decode(entry["bytes"])
     dtype = np.dtype(_DTYPES[entry["stored"]])
     if len(data) != math.prod(entry["shape"]) * dtype.itemsize:
-        raise SnapshotError(f"{what}: found {len(data)} bytes of carried state, expected shape {entry['shape']}")
+        raise SnapshotError(f"{what}: found {len(data)} bytes of state, expected shape {entry['shape']}")
     array = np.frombuffer(data, dtype).astype(dtype.newbyteorder("=")).reshape(entry["shape"])
     return torch.from_numpy(array).to(getattr(torch, entry["dtype"]))

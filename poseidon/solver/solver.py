@@ -160,6 +160,7 @@ class Solver:
         is_shown = bool(param.display) and iteration % param.display == 0
         rate = rate_of(param, iteration, self.current_step)
         self._clear_gradients()
+        self.updates.begin()
         loss, result = self._accumulate(
             self._debug_pass() if is_shown and param.debug_info else self.run, Hyper.of(param, iteration, rate.value)
         )
@@ -273,7 +274,6 @@ class Solver:
         """Goes on from a .solverstate, of Caffe or of ours; nothing changes unless all of it fits."""
         self.updates.drain()
         checkpoint.restore(self, path)
-        self.updates.history_changed()
 
     def continue_window(self, window: LossWindow) -> None:
         """The next `step` goes on smoothing with this window instead of a fresh one."""

@@ -1,11 +1,13 @@
 """Updates: where final gradients meet the rule. The one seam between the step loop and communication.
 
+    updates.begin()           before the first pass of an iteration
     updates.start(hyper)      before the last backward pass of an iteration: what becomes final from now on is its
     updates.finish()          after it: every gradient is applied, or on its way
     updates.drain()           before anybody reads parameters or histories: nothing is on its way any more
 
 On one worker nothing is ever on its way: LocalUpdates applies the rule to all parameters at once in `finish`. A
-distributed runtime applies it to each parameter when its exchange completes, and offers the same three calls.
+distributed runtime applies it to each parameter when its exchange completes, and offers the same calls. It may keep
+histories elsewhere than in the solver's slots, so whoever wants them asks here.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from poseidon.solver.rules.rule import Hyper, Rule, Slot
 class Updates(Protocol):
     """What the step loop needs of whoever applies gradients."""
 
+    def begin(self) -> None: ...
+
     def start(self, hyper: Hyper) -> None: ...
 
     def finish(self) -> Clipping | None:
@@ -30,8 +34,12 @@ class Updates(Protocol):
 
     def drain(self) -> None: ...
 
-    def history_changed(self) -> None:
-        """The slots' histories were written from outside: a snapshot was restored."""
+    def histories(self) -> list[Tensor]:
+        """All histories, each shaped like its parameter, in the order of Caffe's files: the first of every parameter,
+        then the second of every one. Of several workers all call it, and rank 0 gets them."""
+
+    def restore_histories(self, histories: Sequence[Tensor]) -> None:
+        """Takes over histories in that order, on every worker."""
 
 
 class LocalUpdates:
@@ -47,6 +55,9 @@ class LocalUpdates:
         self.keep_update = keep_update
         self._hyper: Hyper | None = None
         self._moving: list[Slot] | None = None
+
+    def begin(self) -> None:
+        """Nothing to prepare."""
 
     def start(self, hyper: Hyper) -> None:
         self._hyper = hyper
@@ -66,17 +77,20 @@ class LocalUpdates:
     def drain(self) -> None:
         """Nothing to wait for."""
 
-    def history_changed(self) -> None:
+    def histories(self) -> list[Tensor]:
+        return [slot.history[k] for k in range(self._rule.num_histories) for slot in self._slots]
+
+    @torch.no_grad()
+    def restore_histories(self, histories: Sequence[Tensor]) -> None:
+        for own, given in zip(self.histories(), histories, strict=True):
+            own.copy_(given)
         self._moving = None
 
     def _moving_slots(self) -> list[Slot]:
-        """All slots but those that no update can move: frozen layers should cost no time."""
+        """All slots but those that no update can move."""
         if self._moving is None:
-            self._moving = [slot for slot in self._slots if not self._rests(slot)]
+            self._moving = [slot for slot in self._slots if not self._rule.rests(slot)]
         return self._moving
-
-    def _rests(self, slot: Slot) -> bool:
-        return self._rule.rests_when_frozen and slot.rate_mult == 0 and not any(bool(h.any()) for h in slot.history)
 
     def _still_gradients(self, moving: Sequence[Slot]) -> None:
         moved = {id(slot) for slot in moving}

@@ -191,6 +191,9 @@ def test_updates_are_told_the_iteration_before_its_last_pass(listing):
     calls = []
 
     class Updates:
+        def begin(self):
+            calls.append("begin")
+
         def start(self, hyper):
             calls.append(("start", hyper.iteration, round(hyper.rate, 6), solver.net.draws.clock))
 
@@ -200,12 +203,13 @@ def test_updates_are_told_the_iteration_before_its_last_pass(listing):
         def drain(self):
             calls.append("drain")
 
-        def history_changed(self):
-            calls.append("history changed")
-
     solver.updates = Updates()
     solver.step(2)
-    assert calls == ["drain", ("start", 0, 0.05, 1), "finish", ("start", 1, 0.05, 3), "finish"]
+    assert calls == [
+        "drain",
+        *("begin", ("start", 0, 0.05, 1), "finish"),
+        *("begin", ("start", 1, 0.05, 3), "finish"),
+    ]
 
 
 # -- the whole run --------------------------------------------------------------------------------------------------

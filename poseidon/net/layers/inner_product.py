@@ -5,7 +5,8 @@
     Y   the bottom's axes before `axis`, then N = num_output
 
 The gradient of W is uᵀ v with u = ∂loss/∂Y (M × N) and v = X (M × K), that of b the sum of u's rows. Whoever sets
-`factor_tap` gets u and v instead, once per backward pass through this layer, and W and b get no gradient here.
+`factor_tap` gets u and v instead, once per backward pass through this layer, and W gets no gradient here; nor does b,
+unless `taps_bias` is turned off.
 """
 
 from __future__ import annotations
@@ -30,23 +31,26 @@ class _Tapped(torch.autograd.Function):
     """x Wᵀ + b, whose backward hands out factors. The parameters' ready hooks fire all the same, without a gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tap: FactorTap) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tap: FactorTap, taps_bias: bool) -> Tensor:
         ctx.save_for_backward(x, weight)
-        ctx.tap = tap
+        ctx.tap, ctx.taps_bias = tap, taps_bias
         return F.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
         x, weight = ctx.saved_tensors
-        ctx.tap(grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1]))
-        return (grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None), None, None, None
+        u = grad.reshape(-1, grad.shape[-1])
+        ctx.tap(u, x.reshape(-1, x.shape[-1]))
+        bias_grad = u.sum(0) if ctx.needs_input_grad[2] and not ctx.taps_bias else None
+        return (grad @ weight.to(grad.dtype) if ctx.needs_input_grad[0] else None), None, bias_grad, None, None
 
 
 @register("InnerProduct")
 class InnerProduct(Layer):
     fresh_top = True
     factor_tap: FactorTap | None = None
+    taps_bias = True
 
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
         options = self.spec.inner_product_param
@@ -71,11 +75,15 @@ class InnerProduct(Layer):
             )
         return [(*shape[:axis], options.num_output)]
 
+    def num_rows(self, bottom_shape: Shape) -> int:
+        """How many rows it multiplies: M."""
+        return count_of(bottom_shape, 0, self.axis(self.spec.inner_product_param.axis, bottom_shape))
+
     def forward(self, x: Tensor) -> Tensor:
         options = self.spec.inner_product_param
         weight = self.param(0).t() if options.transpose else self.param(0)
         bias = self.param(1) if options.bias_term else None
         x = x.flatten(options.axis % x.dim())
         if self.factor_tap is not None and weight.requires_grad and torch.is_grad_enabled():
-            return _Tapped.apply(x, weight, bias, self.factor_tap)
+            return _Tapped.apply(x, weight, bias, self.factor_tap, self.taps_bias)
         return F.linear(x, weight, bias)

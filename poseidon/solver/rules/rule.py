@@ -104,6 +104,11 @@ class Rule(ABC):
         return Slot(name, value, history, rate_mult, decay_mult)
 
     @final
+    def rests(self, slot: Slot) -> bool:
+        """True if no update can ever change the slot: frozen layers should cost no time."""
+        return self.rests_when_frozen and slot.rate_mult == 0 and not any(bool(h.any()) for h in slot.history)
+
+    @final
     @torch.no_grad()
     def update(
         self, slots: Sequence[Slot], grads: Sequence[Tensor], hyper: Hyper, *, keep_update: bool = False

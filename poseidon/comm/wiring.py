@@ -1,0 +1,61 @@
+"""Wiring: the exchange of every unit, made from a plan and the net it is for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from poseidon.comm.exchange import Exchange, Wiring
+from poseidon.comm.factor_server import FactorServer
+from poseidon.comm.factors import FactorLayout, Factors
+from poseidon.comm.narrow import NARROW_DTYPES, NarrowRing, NarrowServer
+from poseidon.comm.part import members_of
+from poseidon.comm.ring import Ring
+from poseidon.comm.rows import Rows
+from poseidon.comm.server import Server
+from poseidon.net.layers.inner_product import InnerProduct
+from poseidon.net.net import Net
+from poseidon.plan import CommPlan, Scheme
+from poseidon.transport import Transport
+
+
+def make_exchanges(net: Net, plan: CommPlan, transport: Transport, iter_size: int = 1) -> list[Exchange]:
+    """The exchange of every unit that travels. `iter_size`: how many passes an iteration has."""
+    parameters = {f"{entry.layer}/{entry.index}": entry.value for entry in net.learnable}
+    exchanges = []
+    for unit in plan.units:
+        if unit.scheme is not Scheme.LOCAL:
+            members = members_of([(name, parameters[name]) for name in unit.params])
+            exchanges.append(_exchange(Wiring(unit, members, transport, plan.order), plan.wire, net, iter_size))
+    return exchanges
+
+
+def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int) -> Exchange:
+    narrow = _narrow_dtype(wire, wiring)
+    makers: dict[Scheme, Callable[[], Exchange]] = {
+        Scheme.RING: lambda: Ring(wiring) if narrow is None else NarrowRing(wiring, narrow),
+        Scheme.SERVER: lambda: Server(wiring) if narrow is None else NarrowServer(wiring, narrow),
+        Scheme.FACTORS: lambda: Factors(wiring, _layout(net, wiring, iter_size)),
+        Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, _layout(net, wiring, iter_size), narrow),
+        Scheme.ROWS: lambda: Rows(wiring),
+    }
+    return makers[wiring.unit.scheme]()
+
+
+def _narrow_dtype(wire: str, wiring: Wiring) -> torch.dtype | None:
+    """What dense elements are narrowed to; None if they travel as they are, like those that have 16 bits already."""
+    is_wide = wiring.members[0].parameter.element_size() > 2
+    return NARROW_DTYPES.get(wire) if is_wide else None
+
+
+def _layout(net: Net, wiring: Wiring, iter_size: int) -> FactorLayout:
+    """How many rows of factors all readers of a weight give in an iteration, and how it is stored."""
+    weight = wiring.members[0].parameter
+    num_rows, transposed = 0, False
+    for node in net.graph.nodes:
+        layer = node.layer
+        if isinstance(layer, InnerProduct) and layer.param_owner(0) is weight and node.needs_backward:
+            num_rows += layer.num_rows(node.bottom_shapes[0])
+            transposed = layer.spec.inner_product_param.transpose
+    return FactorLayout(num_rows * iter_size, transposed)
