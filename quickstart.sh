@@ -6,6 +6,8 @@ cd "$(dirname "$0")"
 source .ci/environment.sh
 ensure_environment ""
 
+# One thread is enough for so small a net; several would wait for each other on a machine that has other things to do.
+export OMP_NUM_THREADS=1
 bin=.venv/bin
 net=examples/digits/net.prototxt
 weights=examples/digits/digits_iter_1500.caffemodel
@@ -41,7 +43,7 @@ It works. What next:
 
   source .venv/bin/activate
 
-  edit $net                  change the net, then train again:
+  edit $net          change the net, then train again:
   poseidon train --solver=examples/digits/solver.prototxt
   poseidon train --solver=examples/digits/solver.prototxt --snapshot=examples/digits/digits_iter_500.solverstate
                                              go on from a snapshot
