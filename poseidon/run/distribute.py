@@ -18,13 +18,14 @@ The loop is the solver's own: what it calls are `solver.updates` and `solver.tea
 from __future__ import annotations
 
 from types import TracebackType
+from typing import Any
 
 from poseidon.comm.events import CommListener
 from poseidon.errors import PlanError, UsageError
 from poseidon.plan import CommPlan, check_fits
 from poseidon.run.agreement import Agreement
 from poseidon.run.dealing import choose_way
-from poseidon.run.facts import check_facts, plan_fact, replica_facts, start_facts
+from poseidon.run.facts import SAME_FILES, Fact, check_facts, replica_facts, start_facts
 from poseidon.run.layer_times import LayerTime
 from poseidon.run.net_outputs import NetOutputs
 from poseidon.run.options import DistributeOptions
@@ -75,14 +76,14 @@ class Distribution:
         check_facts(replica_facts(solver), self._table)
         self._share_work()
         self._agreement = Agreement(self._table, options.agree_s)
+        self._states = WorkerStates(solver, self._table)
         self.updates: DistributedUpdates | None = None
         self._use(plan)
         solver.team = WorkerTeam(
             self._table,
             self._agreement,
             {net: choose_way(net, self._table) for net in solver.test_nets},
-            self._level,
-            WorkerStates(solver, self._table, lambda: self.plan, self._use_saved),
+            self,
         )
         writes = options.net_outputs is not None and transport.rank == 0
         self._net_outputs = NetOutputs(options.net_outputs or "", len(solver.test_nets)) if writes else None
@@ -130,18 +131,30 @@ class Distribution:
                 self.solver, plan, self.transport, averages=self.options.averages, listener=self._comm_listener
             )
             self.solver.updates = self.updates
-        check = ReplicaCheck(self.solver.net, plan, self._table, with_statistics=self.options.sync_bn)
-        self._replica_check = check
-
-    def _use_saved(self, plan: CommPlan) -> None:
-        """A snapshot's plan, if it can be used: settings may have changed since."""
-        if self.options.reuse_plan and plan != self.plan and _fits(self.solver, plan, self.transport.size):
-            self._use(plan)
+        self._replicas = ReplicaCheck(self.solver.net, plan, self._table, with_statistics=self.options.sync_bn)
 
     # -- while training ---------------------------------------------------------------------------------------------
-    def _level(self) -> None:
+    def level(self) -> None:
+        """Replicas are alike afterwards, statistics too."""
         if not self.options.sync_bn:
             average_statistics(self.solver.net, self._table)
+
+    def state(self) -> Any:
+        return self._states.state(self.plan)
+
+    def restore(self, state: Any) -> None:
+        self._states.restore(state)
+
+    def _after_restoring(self) -> None:
+        """Goes on with the plan that came with a snapshot, if it can be used: settings may have changed since."""
+        brought = self._states.brought()
+        saved = "none" if brought.plan is None else brought.plan.to_json()
+        check_facts([*replica_facts(self.solver), Fact("snapshot's plan", saved, SAME_FILES)], self._table)
+        plan = brought.plan if self.options.reuse_plan else None
+        if plan is not None and plan != self.plan and _fits(self.solver, plan, self._table.size):
+            self._use(plan)
+        if self.updates is not None:
+            self.updates.restore_wire_state(brought.owed if brought.plan == self.plan else {})
 
     def _listen(self, event: events.Event) -> None:
         if self._net_outputs is not None:
@@ -149,9 +162,9 @@ class Distribution:
         every = self.options.verify_replicas
         if isinstance(event, events.IterationDone) and every and (event.iteration + 1) % every == 0:
             self.solver.updates.drain()
-            self._replica_check.run(event.iteration)
+            self._replicas.run(event.iteration)
         if isinstance(event, events.Restored):
-            check_facts([*replica_facts(self.solver), plan_fact(self.plan)], self._table)
+            self._after_restoring()
 
 
 def _check_possible(solver: Solver, plan: CommPlan, size: int) -> None:

@@ -24,6 +24,7 @@ from poseidon.spec import caffe_pb2, format_message
 
 # What a worker may have to itself: its device, and where on its host things are. Nets are compared by their text.
 _OWN_SETTINGS = ("device_id", "net", "train_net", "test_net", "snapshot_prefix", "weights")
+SAME_FILES = "let all workers start from the same files: weights, snapshot"
 _MOST_SHOWN = 120  # characters of a line
 
 
@@ -51,7 +52,7 @@ def _difference(fact: Fact, table: Roundtable) -> WorkersDiffer:
     lines = [text.splitlines() for text in texts]
     longest = max(map(len, lines))
     number = next(i for i in range(longest + 1) if len({_line(rank_lines, i) for rank_lines in lines}) > 1)
-    shown = [_line(rank_lines, number) for rank_lines in lines]
+    shown = _shortened([_line(rank_lines, number) for rank_lines in lines])
     where = f", line {number + 1}" if longest > 1 else ""
     values = "; ".join(f"{shown[group[0]]} on {_workers(group, table)}" for group in groups_of(shown))
     others = tuple(rank for rank, text in enumerate(texts) if text != texts[0])
@@ -59,10 +60,17 @@ def _difference(fact: Fact, table: Roundtable) -> WorkersDiffer:
 
 
 def _line(lines: Sequence[str], number: int) -> str:
-    if number >= len(lines):
-        return "nothing"
-    line = lines[number].strip()
-    return line if len(line) <= _MOST_SHOWN else f"{line[:_MOST_SHOWN]}…"
+    return lines[number].strip() if number < len(lines) else "nothing"
+
+
+def _shortened(lines: Sequence[str]) -> list[str]:
+    """Long lines cut to the part in which they differ."""
+    alike = next(
+        (i for i, letters in enumerate(zip(*lines, strict=False)) if len(set(letters)) > 1), min(map(len, lines))
+    )
+    start = max(alike - _MOST_SHOWN // 2, 0) if max(map(len, lines)) > _MOST_SHOWN else 0
+    ends = [(line, start + _MOST_SHOWN) for line in lines]
+    return [("…" if start else "") + line[start:end] + ("…" if len(line) > end else "") for line, end in ends]
 
 
 def _workers(ranks: Sequence[int], table: Roundtable) -> str:
@@ -84,13 +92,8 @@ def start_facts(solver: Solver, plan: CommPlan, choices: str) -> list[Fact]:
         Fact("solver", _settings(solver.param), same),
         Fact("train net", format_message(solver.net.source.net), same),
         Fact("test nets", tests, same),
-        plan_fact(plan),
+        Fact("communication plan", _lines(plan), "give all workers the plan that one of them has made"),
     ]
-
-
-def plan_fact(plan: CommPlan) -> Fact:
-    text = json.dumps(json.loads(plan.to_json()), indent=1)
-    return Fact("communication plan", text, "give all workers the plan that one of them has made")
 
 
 def replica_facts(solver: Solver) -> list[Fact]:
@@ -99,10 +102,9 @@ def replica_facts(solver: Solver) -> list[Fact]:
         f"{name} {checksum([e.value]):#x}"
         for name, e in zip(param_names(solver.net), solver.net.learnable, strict=True)
     )
-    advice = "let all workers start from the same files: weights, snapshot"
     return [
-        Fact("iteration", str(solver.iter), advice),
-        Fact("parameters (checksums)", "\n".join(sums), advice),
+        Fact("iteration", str(solver.iter), SAME_FILES),
+        Fact("parameters (checksums)", "\n".join(sums), SAME_FILES),
     ]
 
 
@@ -112,3 +114,7 @@ def _settings(param: caffe_pb2.SolverParameter) -> str:
     for name in (*_OWN_SETTINGS, "net_param", "train_net_param", "test_net_param"):
         common.ClearField(name)
     return format_message(common)
+
+
+def _lines(plan: CommPlan) -> str:
+    return json.dumps(json.loads(plan.to_json()), indent=1)

@@ -24,7 +24,7 @@ def checksum(tensors: Sequence[Tensor]) -> int:
     """64 bits that tell whether tensors hold the same bytes, in memory order."""
     digest = hashlib.blake2b(digest_size=8)
     for tensor in tensors:
-        digest.update(memoryview(flat(tensor.detach()).cpu().view(torch.uint8).numpy()))
+        digest.update(flat(tensor.detach()).cpu().view(torch.uint8).numpy().data)
     return int.from_bytes(digest.digest(), "little", signed=True)
 
 

@@ -2,55 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from torch import Tensor
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from poseidon.net.net import Net
 from poseidon.run.agreement import Agreement
 from poseidon.run.dealing import Way, WorkerDeal
 from poseidon.run.roundtable import Roundtable
-from poseidon.run.worker_states import WorkerStates
 from poseidon.solver import Action
 from poseidon.solver.team import Deal
 
 
-class WorkerTeam:
-    """`ways` says how the batches of each test net are dealt out; `level` makes replicas alike."""
+class Replica(Protocol):
+    """What the team asks of whoever keeps this worker's replica."""
 
-    def __init__(
-        self,
-        table: Roundtable,
-        agreement: Agreement,
-        ways: dict[Net, Way],
-        level: Callable[[], None],
-        states: WorkerStates,
-    ) -> None:
+    def level(self) -> None: ...
+
+    def state(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
+
+
+class WorkerTeam:
+    """`ways` says how the batches of each test net are dealt out."""
+
+    def __init__(self, table: Roundtable, agreement: Agreement, ways: Mapping[Net, Way], replica: Replica) -> None:
         self.rank = table.rank
+        self.mean, self.meet = table.mean, table.meet
+        self.level, self.state, self.restore = replica.level, replica.state, replica.restore
         self._table = table
         self._agreement = agreement
         self._ways = ways
-        self._level = level
-        self._states = states
-
-    def mean(self, values: Sequence[Tensor]) -> list[Tensor]:
-        return self._table.mean(values)
 
     def agree(self, request: Action, *, testing: bool) -> Action:
         return self._agreement.turn(request, testing=testing)
 
-    def level(self) -> None:
-        self._level()
-
     def deal(self, net: Net, num_batches: int) -> Deal:
         return WorkerDeal(net, num_batches, self._ways[net], self._table)
-
-    def meet(self) -> None:
-        self._table.meet()
-
-    def state(self) -> Any:
-        return self._states.state()
-
-    def restore(self, state: Any) -> None:
-        self._states.restore(state)

@@ -12,7 +12,8 @@ plan is a new one, every worker takes the mean losses, recurrent layers begin fr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,47 +26,45 @@ from poseidon.solver.smoothing import LossWindow
 from poseidon.solver.snapshot import open_snapshot
 
 
-class WorkerStates:
-    """`plan` gives the plan in use, `use_plan` takes another one (if it fits)."""
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What a snapshot brings for the exchanges: its plan, and what this worker still owes by it."""
 
-    def __init__(
-        self,
-        solver: Solver,
-        table: Roundtable,
-        plan: Callable[[], CommPlan],
-        use_plan: Callable[[CommPlan], None],
-    ) -> None:
+    plan: CommPlan | None = None
+    owed: Mapping[str, Any] = field(default_factory=dict)
+
+
+class WorkerStates:
+    """Restoring is each worker's own affair: what it brings for the exchanges waits until all have compared notes."""
+
+    def __init__(self, solver: Solver, table: Roundtable) -> None:
         self._solver = solver
         self._table = table
-        self._plan = plan
-        self._use_plan = use_plan
+        self._brought = Brought()
 
-    def state(self) -> dict[str, Any]:
+    def state(self, plan: CommPlan) -> dict[str, Any]:
+        """All workers call it; `plan` is the one in use."""
         solver = self._solver
-        own = {"losses": solver.window.state(), "carried": carried_state(solver.net)}
+        own = {"losses": solver.window.state(), "carried": carried_state(solver.net), "wire": {}}
         if isinstance(solver.updates, DistributedUpdates):
             own["wire"] = solver.updates.wire_state()
         workers = self._table.gather_texts(json.dumps(own))
-        return {"plan": self._plan().to_json(), "workers": [json.loads(text) for text in workers]}
+        return {"plan": plan.to_json(), "workers": [json.loads(text) for text in workers]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         solver, net = self._solver, self._solver.net
         if num_workers(state) != self._table.size:
             restore_carried(net, {name: [] for name in carried_state(net)})
-            self._restore_wire({})
-            return
-        if state is None:
-            return
-        own = state["workers"][self._table.rank]
-        restore_carried(net, own["carried"])
-        solver.continue_window(LossWindow.from_state(solver.param.average_loss, own["losses"], net.dtype))
-        plan = CommPlan.from_json(state["plan"])
-        self._use_plan(plan)
-        self._restore_wire(own["wire"] if self._plan() == plan else {})
+        elif state is not None:
+            own = state["workers"][self._table.rank]
+            restore_carried(net, own["carried"])
+            solver.continue_window(LossWindow.from_state(solver.param.average_loss, own["losses"], net.dtype))
+            self._brought = Brought(CommPlan.from_json(state["plan"]), dict(own["wire"]))
 
-    def _restore_wire(self, state: Mapping[str, Any]) -> None:
-        if isinstance(self._solver.updates, DistributedUpdates):
-            self._solver.updates.restore_wire_state(state)
+    def brought(self) -> Brought:
+        """What the last restored snapshot brings; asked once after each."""
+        found, self._brought = self._brought, Brought()
+        return found
 
 
 def num_workers(state: Mapping[str, Any] | None) -> int:

@@ -99,7 +99,7 @@ def check_writable(prefix: str) -> None:
     probe = temporary_name(Path(f"{prefix}_iter_0.probe"))
     try:
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # workers that are threads of one process all have this name for it
     except OSError as problem:
         raise SnapshotError(
             f"cannot write to snapshot_prefix {prefix!r}: {problem.strerror}; the folder must exist and be writable"

@@ -65,6 +65,29 @@ def test_workers_share_one_sequence_row_by_row(three_files, num_workers, seed):
             np.testing.assert_array_equal(worker.take(2)[0], together[rank::num_workers])
 
 
+@pytest.mark.parametrize("num_workers", [2, 3, 20])
+@pytest.mark.parametrize("seed", [None, 2**62 + 5])
+@pytest.mark.parametrize("batch", [1, 4, 9])
+def test_workers_take_whole_batches_in_turn(three_files, num_workers, seed, batch):
+    alone = Hdf5Rows(three_files, ["y"], shuffle_seed=seed)
+    workers = [Hdf5Rows(three_files, ["y"], shuffle_seed=seed) for _ in range(num_workers)]
+    for rank, worker in enumerate(workers):
+        worker.shard(rank, num_workers, whole_batches=True)
+    for _ in range(4):
+        for worker in workers:
+            np.testing.assert_array_equal(worker.take(batch)[0], alone.take(batch)[0])
+    assert {worker.position for worker in workers} == {alone.position}
+
+
+def test_a_share_may_change_between_batches(three_files):
+    rows, alone = Hdf5Rows(three_files, ["y"]), Hdf5Rows(three_files, ["y"])
+    rows.shard(1, 2, whole_batches=True)
+    np.testing.assert_array_equal(rows.take(4)[0], [4, 5, 6, 7])
+    alone.take(8)
+    rows.shard(0, 1)
+    np.testing.assert_array_equal(rows.take(9)[0], alone.take(9)[0])
+
+
 def test_a_shuffled_round_keeps_files_together_and_every_row_once(three_files):
     rows = Hdf5Rows(three_files, ["y"], shuffle_seed=1)
     file_orders, row_orders = set(), set()

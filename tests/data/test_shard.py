@@ -65,6 +65,19 @@ def test_another_number_of_workers_goes_on_without_gap_or_repetition(length, bef
     assert all(count == whole_epochs for count in counts.values())
 
 
+@given(WORKERS, BATCHES, st.integers(1, 5), st.integers(0, 50))
+def test_whole_batches_are_those_of_one_worker(num_workers, batch_size, num_rounds, start):
+    """Batch k of one worker is batch k // P of worker k mod P, sample for sample."""
+    for number in range(num_rounds * num_workers):
+        turn, rank = divmod(number, num_workers)
+        share = Share(rank, num_workers, whole_batches=True)
+        position = start + turn * batch_size * num_workers
+        expected = Share().samples(start + number * batch_size, batch_size)
+        assert list(share.samples(position, batch_size)) == list(expected)
+        assert share.begin(position, batch_size) == expected[0]
+        assert share.batch_extent(batch_size) == batch_size
+
+
 def test_epochs_are_shuffled_differently_and_alike_on_every_worker():
     keys = {0: 11, 1: 12}
     one, other = (Order(50, shuffle_key=keys.__getitem__) for _ in range(2))

@@ -89,7 +89,7 @@ class LossLayer(Layer):
             num_valid = ignored.numel() - ignored.sum()
             if self._sum_over_workers is None:
                 return num_valid.clamp(min=1)
-            return self._sum_over_workers(num_valid).clamp(min=1) / self._num_workers
+            return self._sum_over_workers(num_valid).clamp(min=1).double() / self._num_workers
         if self.normalization == Mode.NONE:
             return 1.0 / self._num_workers
         return float(max(num_samples if self.normalization == Mode.BATCH_SIZE else num_labels, 1))
@@ -106,6 +106,8 @@ class LossLayer(Layer):
     @staticmethod
     def graded(x: Tensor, divisor: Tensor | float, compute: Compute) -> Tensor:
         """total / divisor, of a total that comes with its gradient."""
+        if isinstance(divisor, Tensor):  # a count's own type must not decide that of the loss
+            divisor = divisor.to(torch.promote_types(x.dtype, torch.float32))
         if x.requires_grad and torch.is_grad_enabled():
             loss: Tensor = _Graded.apply(x, divisor, compute)
             return loss

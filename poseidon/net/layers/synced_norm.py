@@ -39,9 +39,10 @@ class SyncedNorm(torch.autograd.Function):
         total = counts.sum()
         mean = (means * counts).sum(0) / total
         variance = (squares + counts * (means - mean).square()).sum(0) / total
-        scale = _per_channel((variance + eps).rsqrt(), x)
-        normal = ((wide - _per_channel(mean, x)) * scale).to(x.dtype)
-        ctx.save_for_backward(normal, scale, total)
+        center, scale = _per_channel(mean, x), _per_channel((variance + eps).rsqrt(), x)
+        normal = ((wide - center) * scale).to(x.dtype)
+        # The next layer may overwrite x̂ (`fresh_top`): what backward reads is x.
+        ctx.save_for_backward(x, center, scale, total)
         ctx.axes, ctx.gather = axes, gather
         unbiased = variance * (total / (total - 1).clamp(min=1))
         ctx.mark_non_differentiable(mean, unbiased)
@@ -50,7 +51,8 @@ class SyncedNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:
-        normal, scale, total = ctx.saved_tensors
+        x, center, scale, total = ctx.saved_tensors
+        normal = (x.to(scale.dtype) - center) * scale
         wide = grad.to(scale.dtype)
         sums = torch.cat((wide.sum(ctx.axes), (wide * normal).sum(ctx.axes)))
         means = (ctx.gather(sums).sum(0) / total).chunk(2)

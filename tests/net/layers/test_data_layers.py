@@ -173,6 +173,20 @@ def test_workers_together_read_what_one_reads(kind, num_workers, everything, mon
 
 
 @pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("num_workers", [2, 3])
+def test_workers_take_whole_batches_in_turn(kind, num_workers, everything, monkeypatch):
+    monkeypatch.chdir(everything)
+    alone = LAYERS[kind](3)
+    whole = [batches_of(alone, 1) for _ in range(4 * num_workers)]
+    for rank in range(num_workers):
+        layer = LAYERS[kind](3)
+        layer.shard(rank, num_workers, whole_batches=True)
+        for expected in whole[rank::num_workers]:
+            assert_equal(batches_of(layer, 1), expected)
+        assert layer.position() == alone.position()
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 @settings(max_examples=8, deadline=None)
 @given(before=st.integers(0, 5), old=st.integers(1, 3), new=st.integers(1, 3))
 def test_resuming_with_any_number_of_workers(kind, everything, before, old, new):
@@ -240,6 +254,15 @@ def test_parts_of_workers_without_a_common_file_system(here):
         layer.seek({"sample": 6})
         assert labels(layer, 2) == read[-1][2:]
     assert read == [[0, 3, 6, 0, 3, 6], [1, 4, 1, 4, 1, 4], [2, 5, 2, 5, 2, 5]]
+
+
+def test_a_layer_tells_whether_it_reads_a_part_of_its_own(here):
+    for name in ("db", "db_1"):
+        write_lmdb(here / name, numbered(4))
+    for shared, expected in (("", False), ("shared_file_system: true", False), ("shared_file_system: false", True)):
+        layer = data_layer(f"batch_size: 2 {shared}")
+        layer.shard(1, 2)
+        assert layer.reads_own_part is expected
 
 
 def test_a_part_that_is_missing(here):
