@@ -1,0 +1,226 @@
+"""Launcher: starts the workers of one host, stays with them, and leaves none behind.
+
+    rank 0             has the launcher's own output: what it shows goes through unchanged
+    the others         what they say is shown line by line, with the rank in front
+    Ctrl-C, hang-up    and SIGTERM are passed on to every worker; Ctrl-Z stops and continues all of them
+    a worker fails     the others get a moment to notice by themselves and say why; then they are ended
+    launcher killed    the kernel kills the workers (`follow_launcher`)
+
+Workers have sessions of their own: a terminal's Ctrl-C reaches each of them once, through the launcher. It may come
+before a worker can answer it; so such signals are blocked at birth, and wait until the worker opens itself to them
+(`accept_signals`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import random
+import selectors
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+
+from poseidon.errors import UsageError
+from poseidon.run.rendezvous import FIRST_PORT, NUM_PORTS, Place, variables_of
+
+LOCALHOST = "127.0.0.1"
+NOTICE_S = 6.0  # for workers to notice that one is lost, and to say so
+END_S = 2.0  # for a worker to obey SIGTERM
+LOOK_S = 0.1
+
+_PASSED_ON = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
+_ANSWERED = (signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalJob:
+    """`command` is what every worker runs, in `environ` with its place added."""
+
+    command: tuple[str, ...]
+    num_workers: int
+    environ: Mapping[str, str]
+
+
+def launch(job: LocalJob, tell: Tell) -> int:
+    """Runs a job to its end. `tell` shows the user a line.
+
+    Returns an exit code: 0 if every worker succeeded, else that of the first to fail, 128 + n if signal n ended it.
+    """
+    port = free_port()
+    workers: list[_Worker] = []
+    with _signals() as waiting:
+        try:
+            for rank in range(job.num_workers):
+                place = Place(rank, job.num_workers, rank, job.num_workers, LOCALHOST, port, launcher_pid=os.getpid())
+                workers.append(_Worker(job, place))
+            return _attend(workers, waiting, tell)
+        finally:
+            for worker in workers:
+                worker.end()
+                worker.close()
+
+
+class _Worker:
+    """One process, and the lines it says; rank 0's go straight to where the launcher's go."""
+
+    def __init__(self, job: LocalJob, place: Place) -> None:
+        self.rank = place.rank
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
+        try:
+            self._process = subprocess.Popen(
+                job.command,
+                env=variables_of(place, job.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=None if self.rank == 0 else subprocess.PIPE,
+                stderr=None if self.rank == 0 else subprocess.STDOUT,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.output = self._process.stdout
+        self._unread = b""
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; -n if signal n ended it."""
+        return self._process.poll()
+
+    def send(self, number: signal.Signals) -> None:
+        if self.exit_code is None:
+            self._process.send_signal(number)
+
+    def read(self, tell: Tell) -> bool:
+        """Shows the whole lines that have come; false at the end."""
+        assert self.output is not None
+        data = os.read(self.output.fileno(), 1 << 16)
+        *lines, self._unread = (self._unread + data).split(b"\n")
+        if not data and self._unread:
+            lines, self._unread = [self._unread], b""
+        for line in lines:
+            tell(f"rank {self.rank}: {line.decode(errors='replace')}")
+        return bool(data)
+
+    def end(self) -> None:
+        """Nothing of it runs after this, nor of what it has started."""
+        with contextlib.suppress(ProcessLookupError):  # the usual case: nobody is left
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        if self.output is not None:
+            self.output.close()
+
+    def fate(self) -> str:
+        """How it ended, where it cannot have said so itself."""
+        assert self.exit_code is not None
+        name = signal.Signals(-self.exit_code).name
+        guess = "; was the memory of this host used up?" if name == "SIGKILL" else ""
+        return f"rank {self.rank} (host {socket.gethostname()}, pid {self._process.pid}) was ended by {name}{guess}"
+
+
+def _attend(workers: Sequence[_Worker], waiting: list[signal.Signals], tell: Tell) -> int:
+    """Passes on signals and shows what workers say until all have ended; ends them when one has failed."""
+    failed: _Worker | None = None
+    failed_s = 0.0
+    passed: set[signal.Signals] = set()
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            if worker.output is not None:
+                selector.register(worker.output, selectors.EVENT_READ, worker)
+        while any(worker.exit_code is None for worker in workers):
+            _show(selector, tell, LOOK_S)
+            while waiting:
+                passed.add(waiting[0])
+                _pass_on(waiting.pop(0), workers)
+            if failed is None:
+                failed = next((worker for worker in workers if worker.exit_code), None)
+                failed_s = time.monotonic()
+            elif time.monotonic() - failed_s > NOTICE_S:
+                is_late = time.monotonic() - failed_s > NOTICE_S + END_S
+                _pass_on(signal.SIGKILL if is_late else signal.SIGTERM, workers)
+        for worker in workers:
+            worker.end()
+        while _show(selector, tell, 0):
+            pass  # what was said last
+    failed = failed or next((worker for worker in workers if worker.exit_code), None)
+    if failed is None or failed.exit_code is None:
+        return 0
+    if failed.exit_code < 0 and -failed.exit_code not in passed:
+        tell(f"error: {failed.fate()}; the job is over")
+    return failed.exit_code if failed.exit_code > 0 else 128 - failed.exit_code
+
+
+def _show(selector: selectors.BaseSelector, tell: Tell, wait_s: float) -> bool:
+    """Shows what workers say within a time; false if nobody says anything."""
+    if not selector.get_map():
+        time.sleep(wait_s)
+        return False
+    ready = selector.select(wait_s)
+    for key, _ in ready:
+        if not key.data.read(tell):
+            selector.unregister(key.fileobj)
+    return bool(ready)
+
+
+# -- signals ----------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _signals() -> Iterator[list[signal.Signals]]:
+    """While inside, signals gather in a list; afterwards they do what they did before."""
+    waiting: list[signal.Signals] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        waiting.append(signal.Signals(number))
+
+    before = {number: signal.signal(number, handle) for number in (*_PASSED_ON, signal.SIGTSTP)}
+    try:
+        yield waiting
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _pass_on(number: signal.Signals, workers: Sequence[_Worker]) -> None:
+    if number is not signal.SIGTSTP:
+        for worker in workers:
+            worker.send(number)
+        return
+    for worker in workers:
+        worker.send(signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    for worker in workers:  # somebody has continued the launcher
+        worker.send(signal.SIGCONT)
+
+
+# -- in the worker ----------------------------------------------------------------------------------------------------
+def follow_launcher(place: Place) -> None:
+    """From now on this process does not outlive its launcher; ends at once if that is gone already."""
+    if place.launcher_pid is None:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != place.launcher_pid:
+        raise SystemExit(1)
+
+
+def accept_signals() -> None:
+    """The worker's handlers are in place: what the launcher passed on meanwhile is delivered now."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ANSWERED)
+
+
+# -- ports ------------------------------------------------------------------------------------------------------------
+def free_port() -> int:
+    """A port of this host that nobody listens on, and that no outgoing connection will take."""
+    for port in random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOCALHOST, port))
+            return port
+    raise UsageError(f"no port of {FIRST_PORT} … {FIRST_PORT + NUM_PORTS - 1} is free on this host")
