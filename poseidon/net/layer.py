@@ -147,7 +147,9 @@ class Layer(nn.Module):
             except ValueError as problem:
                 raise self.error(f"parameter {index}: {problem}") from None
         self.param_shapes.append(shape)
-        self.register_parameter(str(index), nn.Parameter(value.to(self.context.device, self.context.dtype), requires_grad=learned))
+        self.register_parameter(
+            str(index), nn.Parameter(value.to(self.context.device, self.context.dtype), requires_grad=learned)
+        )
 
     def param(self, index: int) -> Tensor:
         """The parameter as forward uses it: in this layer's own shape even if its owner keeps another."""

@@ -133,11 +133,14 @@ class Stepwise:
         wanted = [b for b in call.bottoms if b.requires_grad]
         if not outputs or not (wanted or params):
             return
-        grads = torch.autograd.grad(
-            outputs, [*wanted, *params], diffs, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        self._store_bottom_diffs(node, call, grads[: len(wanted)], diffs)
+        grads = torch.autograd.grad(outputs, [*wanted, *params], diffs, retain_graph=True, allow_unused=True)
+        bottom_grads = [
+            torch.zeros_like(bottom) if grad is None else grad for bottom, grad in zip(wanted, grads, strict=False)
+        ]
+        self._store_bottom_diffs(node, call, bottom_grads, diffs)
         for param, grad in zip(params, grads[len(wanted) :], strict=True):
+            if grad is None:
+                continue  # nothing flows there, or the layer has handed it to somebody (`factor_tap`)
             if param.grad is None:
                 param.grad = grad.clone()
             else:

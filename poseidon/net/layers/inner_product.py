@@ -22,7 +22,6 @@ from torch.autograd.function import once_differentiable
 from poseidon.net.layer import Layer, Shape, count_of, text_of
 from poseidon.net.registry import register
 
-
 # Takes u and v; both belong to autograd and are good only until it returns.
 FactorTap = Callable[[Tensor, Tensor], None]
 

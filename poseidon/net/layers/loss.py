@@ -74,11 +74,11 @@ class LossLayer(Layer):
         return bottom.detach()
 
     # -- normalisation ----------------------------------------------------------------------------------------------
-    def count_over_workers(self, num_workers: int, sum_over_workers: Callable[[Tensor], Tensor]) -> None:
+    def count_over_workers(self, num_workers: int, sum_over_workers: Callable[[Tensor], Tensor] | None) -> None:
         """Divides as one worker with the batches of all would, given that the workers' gradients are averaged.
 
         `sum_over_workers` adds a count over all of them. It is called once per forward pass, by every worker or none:
-        only options decide, never data.
+        only options decide, never data. One worker needs none, as in the beginning.
         """
         self._num_workers = num_workers
         self._sum_over_workers = sum_over_workers

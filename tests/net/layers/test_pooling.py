@@ -281,7 +281,9 @@ def test_other_refusals():
         build(pool_text("pool: AVE kernel_size: 2", 'top: "mask"'), (2, 3, 5, 5))
     with pytest.raises(LayerError, match=re.escape("needs a bottom with 4 axes (samples x channels x height x width)")):
         build(pool_text("kernel_size: 2"), (2, 3, 5))
-    with pytest.raises(LayerError, match="needs at least one channel, row and column, got a bottom of shape 2 x 3 x 0 x 4"):
+    with pytest.raises(
+        LayerError, match="needs at least one channel, row and column, got a bottom of shape 2 x 3 x 0 x 4"
+    ):
         build(pool_text("global_pooling: true"), (2, 3, 5, 5)).reshape([(2, 3, 0, 4)])
 
 
