@@ -17,6 +17,7 @@ The loop is the solver's own: what it calls are `solver.updates` and `solver.tea
 
 from __future__ import annotations
 
+import contextlib
 from types import TracebackType
 from typing import Any
 
@@ -25,7 +26,8 @@ from poseidon.errors import PlanError, UsageError
 from poseidon.plan import CommPlan, check_fits
 from poseidon.run.agreement import Agreement
 from poseidon.run.dealing import choose_way
-from poseidon.run.facts import SAME_FILES, Fact, check_facts, replica_facts, start_facts
+from poseidon.run.ended import EndedUpdates
+from poseidon.run.facts import SAME_FILES, Fact, check_facts, replica_facts, start_facts, version_facts
 from poseidon.run.layer_times import LayerTime
 from poseidon.run.net_outputs import NetOutputs
 from poseidon.run.options import DistributeOptions
@@ -39,6 +41,7 @@ from poseidon.run.team import WorkerTeam
 from poseidon.run.updates import DistributedUpdates
 from poseidon.run.worker_states import WorkerStates
 from poseidon.solver import Solver, events
+from poseidon.solver.team import Alone
 from poseidon.transport import Transport
 
 __all__ = ["DistributeOptions", "Distribution", "distribute"]
@@ -70,6 +73,7 @@ class Distribution:
         self.solver, self.transport, self.plan, self.options = solver, transport, plan, options
         self._comm_listener = listener
         self._table = Roundtable(transport)
+        check_facts(version_facts(), self._table)
         check_facts(start_facts(solver, plan, options.common()), self._table)
         _check_possible(solver, plan, transport.size)
         take_common_seed(solver, self._table)
@@ -99,17 +103,32 @@ class Distribution:
         self.close(wait=problem is None)
 
     def close(self, *, wait: bool = True) -> None:
-        """Ends the exchanges. `wait` for those under way first, unless something has failed and they never end."""
+        """Ends the exchanges. `wait` for those under way first, unless something has failed and they never end.
+
+        The nets can be used by one worker alone afterwards, but not trained further (ended.py).
+        """
         if self._listen not in self.solver.listeners:
             return
         self.solver.listeners.remove(self._listen)
         if wait:
             self.solver.updates.drain()
             self._agreement.end()
+        self._part()
+        if self._net_outputs is not None:
+            # After a failure, one more must not hide it.
+            with contextlib.nullcontext() if wait else contextlib.suppress(UsageError):
+                self._net_outputs.write()
+
+    def _part(self) -> None:
+        solver = self.solver
         if self.updates is not None:
             self.updates.close()
-        if self._net_outputs is not None:
-            self._net_outputs.write()
+            solver.updates = EndedUpdates()
+        solver.team = Alone()
+        for net in (solver.net, *solver.test_nets):
+            share_batch(net, 0, 1)
+        count_labels_together(solver.net, None)
+        synchronise_statistics(solver.net, None)
 
     # -- setting up -------------------------------------------------------------------------------------------------
     def _share_work(self) -> None:

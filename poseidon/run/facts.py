@@ -79,14 +79,20 @@ def _workers(ranks: Sequence[int], table: Roundtable) -> str:
 
 
 # -- what there is to compare ---------------------------------------------------------------------------------------
-def start_facts(solver: Solver, plan: CommPlan, choices: str) -> list[Fact]:
-    """What workers are started with; `choices` are those of the options that concern all."""
+def version_facts() -> list[Fact]:
+    """Compared before all others: another version may have other facts."""
     install = "install the same version on all hosts"
-    same = "start all workers with the same solver and net"
-    tests = "\n".join(format_message(net.source.net) for net in solver.test_nets)
     return [
         Fact("version of Poseidon", poseidon.__version__, install),
         Fact("version of PyTorch", torch.__version__, install),
+    ]
+
+
+def start_facts(solver: Solver, plan: CommPlan, choices: str) -> list[Fact]:
+    """What workers are started with; `choices` are those of the options that concern all."""
+    same = "start all workers with the same solver and net"
+    tests = "\n".join(format_message(net.source.net) for net in solver.test_nets)
+    return [
         Fact("options", choices, "start all workers with the same options"),
         Fact("dtype", str(solver.net.dtype), "start all workers with the same dtype"),
         Fact("solver", _settings(solver.param), same),

@@ -15,6 +15,8 @@ from poseidon.errors import WorkersDiffer
 from poseidon.transport import Peer, Transport, Work
 from poseidon.transport.collectives import all_gather
 
+_TEXT_TAG = 1  # all-gathers have 0
+
 
 class Roundtable:
     """Every call waits for all workers. Results are the same bits on all of them."""
@@ -50,7 +52,21 @@ class Roundtable:
         blocks = [torch.empty(length, dtype=torch.uint8) for length in lengths]
         blocks[self.rank] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else blocks[self.rank]
         all_gather(self._group, blocks).wait()
-        return [bytes(block.tolist()).decode() for block in blocks]
+        return [block.numpy().tobytes().decode() for block in blocks]
+
+    def collect_texts(self, text: str) -> list[str]:
+        """The same at rank 0 alone; the others get none. For texts that may be long."""
+        data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
+        lengths = self.gather(torch.tensor(data.numel())).tolist()
+        if self.rank != 0:
+            self._group.send(data, 0, _TEXT_TAG).wait()
+            return []
+        texts = [text]
+        for rank in range(1, self.size):
+            block = torch.empty(lengths[rank], dtype=torch.uint8)
+            self._group.recv(block, rank, _TEXT_TAG).wait()
+            texts.append(block.numpy().tobytes().decode())
+        return texts
 
     def mean(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Each tensor averaged over workers, in double precision and in host memory."""

@@ -5,7 +5,8 @@
     MemoryData, Python layers as sources    nobody else knows what they hold: each worker is fed its own data
 
 The losses are told how many workers share a batch, so that one normalised by the number of valid labels divides by the
-number on all workers.
+number on all workers. A loss of another kind that is a sum over the batch, not a mean (a Reduction, a Python layer), is
+averaged over workers all the same.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def share_batch(net: Net, rank: int, size: int) -> None:
         layer.shard(rank, size)
 
 
-def count_labels_together(net: Net, table: Roundtable) -> None:
-    """Losses divide as one worker with the whole batch would, given that gradients are averaged."""
+def count_labels_together(net: Net, table: Roundtable | None) -> None:
+    """Losses divide as one worker with the whole batch would, given that gradients are averaged; None: by their own."""
     for node in net.graph.nodes:
         if isinstance(node.layer, LossLayer):
-            node.layer.count_over_workers(table.size, table.sum)
+            node.layer.count_over_workers(1 if table is None else table.size, None if table is None else table.sum)
 
 
 def sharded_layers(net: Net) -> list[Sharded]:

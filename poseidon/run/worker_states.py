@@ -43,12 +43,12 @@ class WorkerStates:
         self._brought = Brought()
 
     def state(self, plan: CommPlan) -> dict[str, Any]:
-        """All workers call it; `plan` is the one in use."""
+        """All workers call it, and rank 0 gets everybody's; `plan` is the one in use."""
         solver = self._solver
         own = {"losses": solver.window.state(), "carried": carried_state(solver.net), "wire": {}}
         if isinstance(solver.updates, DistributedUpdates):
             own["wire"] = solver.updates.wire_state()
-        workers = self._table.gather_texts(json.dumps(own))
+        workers = self._table.collect_texts(json.dumps(own))
         return {"plan": plan.to_json(), "workers": [json.loads(text) for text in workers]}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:

@@ -155,7 +155,10 @@ class GradientsClipped(Event):
 
 @dataclass(frozen=True, slots=True)
 class IterationDone(Event):
-    """The update of `iteration` is applied (or on its way); `loss` is this iteration's own, on the net's device."""
+    """The update of `iteration` is applied (or on its way); `loss` is this iteration's own, on the net's device.
+
+    Of several workers each tells its own losses here: a mean would make all of them wait, every time.
+    """
 
     iteration: int
     loss: Tensor

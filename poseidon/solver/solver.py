@@ -63,6 +63,7 @@ class Solver:
     options       how the nets compute: device, precision, memory order
     listeners     get every event, from the first one on
     keep_update   leave in each parameter's gradient what was subtracted from it, as Caffe does with the diff
+    writes        false where another worker writes the snapshots: this one's disk need not have a place for them
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Solver:
         listeners: Iterable[events.Listener] = (),
         keep_update: bool = False,
         disk: Disk | None = None,
+        writes: bool = True,
     ) -> None:
         self.param = _param_of(source)
         self.listeners = list(listeners)
@@ -80,7 +82,7 @@ class Solver:
         _check(self.param)
         self.rule = rule_for(self.param)
         self.disk = disk or Disk()
-        self._prepare_snapshots()
+        self._prepare_snapshots(writes)
         self.seed = self.param.random_seed if self.param.random_seed >= 0 else secrets.randbits(62)
         options = options or nets.NetOptions()
         self.net = self._build(nets.train_net(self.param), None, options)
@@ -280,13 +282,14 @@ class Solver:
         self.window, self._window_continues = window, True
 
     # -- building ---------------------------------------------------------------------------------------------------
-    def _prepare_snapshots(self) -> None:
+    def _prepare_snapshots(self, writes: bool) -> None:
         param = self.param
-        if param.snapshot:
-            if not param.HasField("snapshot_prefix"):
-                raise SolverError("a solver with `snapshot` needs a snapshot_prefix, got none")
-            snapshot.check_writable(param.snapshot_prefix)
-        snapshot.clean(param.snapshot_prefix)
+        if param.snapshot and not param.HasField("snapshot_prefix"):
+            raise SolverError("a solver with `snapshot` needs a snapshot_prefix, got none")
+        if writes:
+            if param.snapshot:
+                snapshot.check_writable(param.snapshot_prefix)
+            snapshot.clean(param.snapshot_prefix)
 
     def _build(self, choice: nets.NetChoice, test_index: int | None, options: nets.NetOptions) -> Net:
         source = choice.read()

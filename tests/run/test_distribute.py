@@ -173,8 +173,10 @@ def test_parameter_diffs_are_refused(listing, tmp_path):
 def test_layers_that_write_one_file_are_refused(listing, tmp_path):
     writer = f"""layer {{ name: "keep" type: "HDF5Output" bottom: "out" bottom: "y"
                  hdf5_output_param {{ file_name: "{tmp_path / "out.h5"}" }} }}"""
+    # Built one after the other: the layer makes its file then.
+    solvers = [built(solver_param(net_text(listing, batch=2) + writer))[0] for _ in range(2)]
     with pytest.raises(UsageError, match=re.escape("layer 'keep' (HDF5Output) writes to one file")):
-        trained(2, solver_param(net_text(listing, batch=2) + writer), 1)
+        run_workers(2, lambda transport: distribute(solvers[transport.rank], transport, plan_for(solvers[0], 2)))
 
 
 def test_one_worker_by_itself_is_a_team_too(listing):
@@ -188,3 +190,39 @@ def test_one_worker_by_itself_is_a_team_too(listing):
 def test_the_time_to_act_is_checked():
     with pytest.raises(UsageError, match="within 0 or more seconds, got -2"):
         DistributeOptions(agree_s=-2)
+
+
+# -- afterwards -------------------------------------------------------------------------------------------------------
+def test_when_the_workers_have_parted(pictures):
+    """The nets compute alone again; the solver says that it cannot go on."""
+    norm = 'layer { name: "bn" type: "BatchNorm" bottom: "h" top: "h" }'
+    param = solver_param(picture_net(pictures, 2, loss=IGNORING, middle=norm), "test_interval: 9 test_iter: 3")
+    options = DistributeOptions(sync_bn=True)
+
+    def work(transport):
+        solver, heard = built(param)
+        with distribute(solver, transport, plan_for(solver, 2), options) as distribution:
+            solver.step(3)
+        distribution.close()  # once more does no harm
+        if transport.rank == 0:
+            with pytest.raises(UsageError, match="workers have parted, so it cannot train any more"):
+                solver.step(1)
+            with pytest.raises(UsageError, match="cannot write a snapshot any more; do it before the distribution"):
+                solver.snapshot()
+            position = solver.net.layers["data"].position()["sample"]
+            solver.net()
+            solver.test_all()
+            assert solver.net.layers["data"].position()["sample"] == position + 2
+            assert [layer.position()["sample"] for net in solver.test_nets for layer in [net.layers["data"]]] == [2 * 9]
+        return len(heard.of(events.TestDone))
+
+    assert run_workers(2, work) == [2, 1]
+
+
+def test_debugged_iterations_train_like_others(listing):
+    """debug_info runs layer by layer; gradients are then final when the pass is over."""
+    text = "display: 2 debug_info: true"
+    for scheme in (Scheme.RING, Scheme.SERVER, Scheme.FACTORS):
+        together = trained(2, solver_param(net_text(listing, batch=2), text), 6, scheme=scheme)
+        assert_alike(together)
+        assert_close(together[0], alone(solver_param(net_text(listing, batch=4)), 6))

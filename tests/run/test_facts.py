@@ -11,7 +11,7 @@ import poseidon
 from poseidon.errors import WorkersDiffer
 from poseidon.plan import Scheme
 from poseidon.run.distribute import DistributeOptions, distribute
-from poseidon.run.facts import Fact, check_facts, start_facts
+from poseidon.run.facts import Fact, check_facts, version_facts
 from poseidon.run.roundtable import Roundtable
 from poseidon.solver import NetOptions, Solver
 from poseidon.transport.inproc import run_workers
@@ -144,13 +144,12 @@ def test_parameters(listing):
 @pytest.mark.parametrize(
     ("owner", "name", "what"), [(poseidon, "__version__", "Poseidon"), (torch, "__version__", "PyTorch")]
 )
-def test_versions(listing, monkeypatch, owner, name, what):
+def test_versions(monkeypatch, owner, name, what):
     """Threads of one process share their versions: here they are read while only one worker runs."""
     facts = {}
     for rank, version in enumerate(("1.0", "1.1")):
         monkeypatch.setattr(owner, name, version)
-        solver, _ = built(solver_param(net_text(listing)))
-        facts[rank] = start_facts(solver, plan_for(solver, 2), "")
+        facts[rank] = version_facts()
     text, _ = refusal(2, lambda transport: check_facts(facts[transport.rank], Roundtable(transport)))
     assert f"workers differ in the version of {what}: 1.0 on rank 0" in text
     assert "1.1 on rank 1" in text

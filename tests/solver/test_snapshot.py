@@ -413,3 +413,11 @@ def test_a_window_of_another_size_begins_anew(listing, prefix):
     resumed.step(1)
     (done,) = heard.of(events.IterationDone)
     assert float(done.smoothed_loss) == float(done.loss)
+
+
+def test_a_solver_that_never_writes_needs_no_place_to_write(listing, tmp_path):
+    """One of several workers: rank 0 has the disk."""
+    param = message(listing, tmp_path / "nowhere" / "s", "snapshot: 2")
+    with pytest.raises(SnapshotError, match="cannot write to snapshot_prefix"):
+        Solver(param)
+    Solver(param, writes=False).step(1)
