@@ -78,7 +78,7 @@ def all_gather(
         else:
             _pass_around(ring, blocks)
 
-    return transport.engine.submit(tag, run, what, _others(ring))
+    return transport.engine.submit((transport, tag), run, what, _others(ring))
 
 
 def reduce_shards(
@@ -89,7 +89,7 @@ def reduce_shards(
     what = f"reducing {size_text(sum(shard.nbytes for shard in shards))} over {ring.size} workers, tag {tag}"
     if ring.size == 1:
         return finished(what)
-    return transport.engine.submit(tag, lambda: _reduce(ring, shards), what, _others(ring))
+    return transport.engine.submit((transport, tag), lambda: _reduce(ring, shards), what, _others(ring))
 
 
 def exchange_slices(
@@ -109,7 +109,7 @@ def exchange_slices(
         incoming[ring.place].copy_(outgoing[ring.place])
         _exchange(ring, outgoing, incoming)
 
-    return transport.engine.submit(tag, run, what, _others(ring))
+    return transport.engine.submit((transport, tag), run, what, _others(ring))
 
 
 def shards_of(tensor: Tensor, num_shards: int) -> list[Tensor]:
