@@ -27,19 +27,24 @@ from poseidon.plan import Send, Unit
 from poseidon.transport import Transport
 
 # A Send has this many channels of its own, so that messages of different Sends never meet.
-TAGS_PER_SEND = 4
+TAGS_PER_SEND = 8
 # For what is gathered between iterations; Sends never get as far.
 STATE_TAG = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What every exchange is given. `order` is the plan's, from which all workers derive the same tags."""
+    """What every exchange is given.
+
+    `order` is the plan's, from which all workers derive the same tags. An exchange of some members only has its own
+    part of each Send in its place, None where it has none, and uses a Send's channels from `channel` on.
+    """
 
     unit: Unit
     members: Sequence[Member]
     transport: Transport
-    order: Sequence[Send]
+    order: Sequence[Send | None]
+    channel: int = 0
 
 
 class Exchange(ABC):
@@ -51,7 +56,9 @@ class Exchange(ABC):
         self.transport = wiring.transport
         self.num_elems = sum(member.num_elems for member in self.members)
         self._tags = {
-            send: place * TAGS_PER_SEND for place, send in enumerate(wiring.order) if send.unit == self.unit.index
+            send: place * TAGS_PER_SEND + wiring.channel
+            for place, send in enumerate(wiring.order)
+            if send is not None and send.unit == self.unit.index
         }
 
     def __str__(self) -> str:

@@ -96,7 +96,7 @@ class FactorServer(FactorExchange):
         cut, whole = (final.u, final.v) if self._cuts_outputs else (final.v, final.u)
         if send.start == 0:
             self._whole = self._gather_whole(whole, send)
-        outgoing = [cut[:, slice(*self._slices(send, owner))].reshape(-1) for owner in range(size)]
+        outgoing = [_in_one_piece(cut[:, slice(*self._slices(send, owner))]) for owner in range(size)]
         first, last = self._slices(send, self.transport.rank)
         rows = cut.new_empty(size * len(cut), last - first)
         work = exchange_slices(self.transport, outgoing, shards_of(rows.view(-1), size), tag=self.tag(send, _CUT))
@@ -160,7 +160,7 @@ class FactorServer(FactorExchange):
 
     def _leaving(self, member: Member, region: Region, view: Tensor) -> Tensor:
         if self._errors is None:
-            return view.reshape(-1)
+            return _in_one_piece(view)
         if not view.numel():
             return self._arriving(view)
         return self._errors.to_shared(view, self._shared.pop((member.name, region)), self._place(member, region))
@@ -177,3 +177,8 @@ class FactorServer(FactorExchange):
     def restore(self, state: Mapping[str, Tensor]) -> None:
         if self._errors is not None:
             self._errors.restore(state)
+
+
+def _in_one_piece(part: Tensor) -> Tensor:
+    """The elements of a part of a matrix as a message: as they lie if they can, else a copy."""
+    return part.contiguous().view(-1)

@@ -265,13 +265,14 @@ class Scheduler:
     def _fail(self, problem: BaseException, send: Send) -> None:
         """Ends everything. Whoever is lost to us is lost to the others too; all else they have to be told."""
         exchange = self._exchanges[send.unit]
+        place = f"while exchanging {exchange}"
         with self._changed:
             if self._has_ended:  # what follows from the first failure, or from closing, is no news
                 return
-            self._failure = _placed(problem, f"while exchanging {exchange}")
+            self._failure = _placed(problem, place)
             self._changed.notify_all()
         if not isinstance(problem, PeerLost):
-            exchange.transport.abort(f"{type(problem).__name__}: {self._failure}")
+            exchange.transport.abort(f"{type(problem).__name__}: {problem} ({place})")
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

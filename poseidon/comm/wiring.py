@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from poseidon.comm.part import members_of
 from poseidon.comm.ring import Ring
 from poseidon.comm.rows import Rows
 from poseidon.comm.server import Server
+from poseidon.comm.several import Several, groups_of
 from poseidon.net.layers.inner_product import InnerProduct
 from poseidon.net.net import Net
 from poseidon.plan import CommPlan, Scheme
@@ -34,13 +36,17 @@ def make_exchanges(net: Net, plan: CommPlan, transport: Transport, iter_size: in
 def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int) -> Exchange:
     narrow = _narrow_dtype(wire, wiring)
     makers: dict[Scheme, Callable[[], Exchange]] = {
-        Scheme.RING: lambda: Ring(wiring) if narrow is None else NarrowRing(wiring, narrow),
-        Scheme.SERVER: lambda: Server(wiring) if narrow is None else NarrowServer(wiring, narrow),
+        Scheme.RING: lambda: _dense(wiring, Ring if narrow is None else partial(NarrowRing, dtype=narrow)),
+        Scheme.SERVER: lambda: _dense(wiring, Server if narrow is None else partial(NarrowServer, dtype=narrow)),
         Scheme.FACTORS: lambda: Factors(wiring, _layout(net, wiring, iter_size)),
         Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, _layout(net, wiring, iter_size), narrow),
         Scheme.ROWS: lambda: Rows(wiring),
     }
     return makers[wiring.unit.scheme]()
+
+
+def _dense(wiring: Wiring, make: Callable[[Wiring], Exchange]) -> Exchange:
+    return Several(wiring, make) if len(groups_of(wiring.members)) > 1 else make(wiring)
 
 
 def _narrow_dtype(wire: str, wiring: Wiring) -> torch.dtype | None:

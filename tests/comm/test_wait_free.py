@@ -1,0 +1,253 @@
+"""Backward never waits for the network, forward waits layer by layer, and all workers start exchanges in one order.
+
+Nothing here looks at a clock: operations are held until something else has happened, and what happened is read from a
+log. A worker that waits where it should not, or does not where it should, shows in the log or never gets to an end.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from poseidon.comm.events import SendApplied, SendReduced, SendStarted, UnitDone, UnitReady, WaitEnded, WaitStarted
+from poseidon.comm.server import PULL
+from poseidon.plan import CommPlan, Override, Scheme, Send
+from poseidon.transport import Transport
+from poseidon.transport.faulty import Faults, FaultyTransport
+from poseidon.transport.inproc import run_workers
+from tests.comm.nets import CLIPPED, DEEP, Case
+from tests.comm.training import Worker, assert_replicas, join, plain_request, plan_of, solver_of, train, values_of
+from tests.comm.watching import HoldingTransport, Log, units_of
+
+LAYERS = ("conv1", "conv2", "conv3", "conv4", "conv5", "fc6", "fc7", "fc8")
+MIXED = tuple(
+    map(Override, ("fc6", "fc7", "fc8", "conv3"), (Scheme.FACTORS, Scheme.FACTOR_SERVER, *[Scheme.SERVER] * 2))
+)
+
+Body = Callable[[Worker, Log], None]
+
+
+def watched(plan: CommPlan, transport: Transport, body: Body, case: Case = DEEP) -> Log:
+    """Runs `body` as one of the workers, and returns its log."""
+    log = Log()
+    solver = solver_of(case, "SGD", case.batch)
+    worker = join(case, plan, transport, solver, listener=log)
+    log.watch(solver.net)
+    body(worker, log)
+    worker.close()
+    return log
+
+
+def steps(number: int) -> Body:
+    def body(worker: Worker, log: Log) -> None:
+        worker.solver.step(number)
+        worker.updates.drain()
+
+    return body
+
+
+def delayed(seed: int) -> Callable[[Transport], Transport]:
+    return lambda transport: FaultyTransport(transport, Faults(seed, max_delay_s=5e-4))
+
+
+# -- forward ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scheme", [Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER])
+@pytest.mark.parametrize("held", ["conv1", "conv4", "fc6", "fc8"])
+def test_the_next_forward_pass_runs_up_to_the_layer_whose_exchange_is_held(scheme, held):
+    plan = plan_of(DEEP, 2, plain_request(scheme=scheme))
+    units = units_of(plan, [held])
+
+    def work(transport: Transport) -> Log:
+        if transport.rank > 0:
+            return watched(plan, transport, steps(2))
+        released = threading.Event()
+
+        def body(worker: Worker, log: Log) -> None:
+            # Let go only when forward has come to the held layer and found that it must wait.
+            watcher = threading.Thread(target=lambda: (log.wait_for(is_stuck), released.set()))
+            watcher.start()
+            steps(2)(worker, log)
+            watcher.join()
+
+        return watched(plan, HoldingTransport(transport, plan, units, released), body)
+
+    def is_stuck(entries) -> bool:
+        return any(WaitStarted(unit) in entries for unit in units)
+
+    log = run_workers(2, work)[0]
+    begun = log.position(("enter", "conv1"), 1)
+    stuck = min(log.position(WaitStarted(unit)) for unit in units if WaitStarted(unit) in log.entries)
+    place = LAYERS.index(held)
+    until = [entry for entry in log.entries[begun:stuck] if entry in [("forward", layer) for layer in LAYERS]]
+    assert until == [("forward", layer) for layer in LAYERS[:place]]
+    assert max(log.position(UnitDone(unit)) for unit in units) < log.position(("forward", held), 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_layer_runs_only_when_its_parameters_are_up_to_date(seed):
+    plan = plan_of(DEEP, 3, plain_request(overrides=MIXED, chunk_bytes=(160.0,)))
+    for log in run_workers(3, lambda transport: watched(plan, delayed(seed)(transport), steps(4))):
+        for layer in LAYERS:
+            for unit in units_of(plan, [layer]):
+                for iteration in range(3):
+                    done = log.position(UnitDone(unit), iteration)
+                    assert done < log.position(("forward", layer), iteration + 1)
+
+
+def test_a_wait_is_told_with_its_end_and_only_where_there_is_one():
+    plan = plan_of(DEEP, 2, plain_request())
+    for log in run_workers(2, lambda transport: watched(plan, delayed(0)(transport), steps(3))):
+        started, ended = log.of(WaitStarted), log.of(WaitEnded)
+        assert [event.unit for event in started] == [event.unit for event in ended]
+        for unit in range(len(plan.units)):
+            own = [event for event in log.entries if getattr(event, "unit", None) == unit]
+            for before, event in itertools.pairwise(own):
+                assert not (type(before) is UnitDone and type(event) is WaitStarted)
+
+
+# -- backward ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("scheme", [None, Scheme.SERVER])
+def test_an_exchange_can_be_over_before_backward_is(scheme):
+    plan = plan_of(DEEP, 2, plain_request(scheme=scheme))
+    (last,) = units_of(plan, ["fc8"])
+
+    def body(worker: Worker, log: Log) -> None:
+        def stop_backward(made: Tensor) -> None:
+            made.register_hook(lambda diff: log.wait_for(lambda entries: UnitDone(last) in entries))
+
+        worker.solver.net.layers["conv1"].register_forward_hook(lambda _, given, made: stop_backward(made))
+        steps(1)(worker, log)
+
+    for log in run_workers(2, lambda transport: watched(plan, transport, body)):
+        assert log.position(SendStarted(last, Send(last, 0, 18))) < log.position(UnitReady(0))
+        assert log.position(UnitDone(last)) < log.position(UnitReady(0))
+
+
+def test_backward_does_not_wait_for_any_exchange():
+    plan = plan_of(DEEP, 2, plain_request(in_flight=1))
+    everything = range(len(plan.units))
+
+    def work(transport: Transport) -> Log:
+        released = threading.Event()
+
+        def body(worker: Worker, log: Log) -> None:
+            worker.solver.step(1)  # every operation is held, and still the iteration ends
+            assert {event.unit for event in log.of(UnitReady)} == set(everything)
+            assert not log.of(SendReduced)
+            released.set()
+            worker.updates.drain()
+
+        return watched(plan, HoldingTransport(transport, plan, everything, released), body)
+
+    run_workers(2, work)
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+def shuffled_order(plan: CommPlan, seed: int) -> CommPlan:
+    """The plan with its sends in another order, each unit's own still from first to last."""
+    rng = random.Random(seed)
+    waiting = {unit.index: [send for send in plan.order if send.unit == unit.index] for unit in plan.units}
+    order = []
+    while any(waiting.values()):
+        unit = rng.choice([index for index, sends in waiting.items() if sends])
+        order.append(waiting[unit].pop(0))
+    return replace(plan, order=tuple(order))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_all_workers_start_in_the_order_of_the_plan_whatever_the_delays(seed):
+    request = plain_request(overrides=MIXED, chunk_bytes=(160.0,), in_flight=1 + seed)
+    plan = shuffled_order(plan_of(DEEP, 3, request), seed)
+    assert any(a.unit != b.unit and b.start > 0 for a, b in itertools.pairwise(plan.order)), "chunks interleave"
+    for log in run_workers(3, lambda transport: watched(plan, delayed(seed)(transport), steps(3))):
+        assert [event.send for event in log.of(SendStarted)] == list(plan.order) * 3
+
+
+@pytest.mark.parametrize("in_flight", [1, 2, 5, 16])
+@pytest.mark.parametrize("size", [2, 4])
+def test_no_delay_leads_to_a_deadlock_or_changes_a_bit(in_flight, size):
+    request = plain_request(overrides=MIXED, chunk_bytes=(200.0,), in_flight=in_flight, cuts_factor_server=True)
+    plan = shuffled_order(plan_of(DEEP, size, request), in_flight)
+    expected = train(DEEP, "SGD", plan, steps=3)[0]
+
+    def work(transport: Transport, seed: int) -> list[Tensor]:
+        late = delayed(seed)(transport)
+        worker = join(DEEP, plan, late, solver_of(DEEP, "SGD", DEEP.batch))
+        steps(3)(worker, Log())
+        worker.close()
+        return values_of(worker.solver)
+
+    for seed in range(3):
+        values = run_workers(size, partial(work, seed=seed))
+        assert_replicas(values)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(values[0], expected, strict=True))
+
+
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_no_more_than_in_flight_are_on_their_way(in_flight):
+    plan = plan_of(DEEP, 3, plain_request(overrides=MIXED, chunk_bytes=(160.0,), in_flight=in_flight))
+    for log in run_workers(3, lambda transport: watched(plan, delayed(1)(transport), steps(3))):
+        under_way = most = 0
+        for entry in log.entries:
+            under_way += (type(entry) is SendStarted) - (type(entry) is SendApplied)
+            most = max(most, under_way)
+        assert most <= in_flight
+
+
+def test_every_unit_goes_through_its_events_in_order():
+    plan = plan_of(DEEP, 2, plain_request(overrides=MIXED, chunk_bytes=(160.0,)))
+    for log in run_workers(2, lambda transport: watched(plan, delayed(5)(transport), steps(2))):
+        for unit in plan.units:
+            num_sends = sum(send.unit == unit.index for send in plan.order)
+            kinds = [type(e) for e in log.entries if getattr(e, "unit", None) == unit.index]
+            kinds = [kind for kind in kinds if kind not in (WaitStarted, WaitEnded)]
+            for once in (kinds[: len(kinds) // 2], kinds[len(kinds) // 2 :]):
+                assert once[0] is UnitReady
+                assert once[-1] is UnitDone
+                assert sorted(map(str, once[1:-1])) == sorted(
+                    map(str, [SendStarted, SendReduced, SendApplied] * num_sends)
+                )
+            for send in (send for send in plan.order if send.unit == unit.index):
+                places = [log.position(kind(unit.index, send)) for kind in (SendStarted, SendReduced, SendApplied)]
+                assert places == sorted(places)
+
+
+# -- barrier ----------------------------------------------------------------------------------------------------------
+def test_behind_a_barrier_nothing_is_applied_before_all_is_reduced():
+    plan = plan_of(CLIPPED, 3, plain_request(overrides=(Override("fc2", Scheme.SERVER),), chunk_bytes=(64.0,)))
+    assert plan.barrier
+    num_sends = len(plan.order)
+    for log in run_workers(3, lambda transport: watched(plan, delayed(2)(transport), steps(4), CLIPPED)):
+        kinds = [type(entry) for entry in log.entries if type(entry) in (SendReduced, SendApplied)]
+        assert kinds == ([SendReduced] * num_sends + [SendApplied] * num_sends) * 4
+
+
+def test_behind_a_barrier_forward_waits_layer_by_layer_too():
+    case = replace(DEEP, name="deep clipped", settings="clip_gradients: 0.01")
+    plan = plan_of(case, 2, plain_request(scheme=Scheme.SERVER))
+    units = units_of(plan, ["fc8"])
+
+    def work(transport: Transport) -> Log:
+        released = threading.Event()
+
+        def body(worker: Worker, log: Log) -> None:
+            watcher = threading.Thread(
+                target=lambda: (log.wait_for(lambda entries: WaitStarted(*units) in entries), released.set())
+            )
+            watcher.start()
+            steps(2)(worker, log)
+            watcher.join()
+
+        return watched(plan, HoldingTransport(transport, plan, units, released, channels=[PULL]), body, case)
+
+    for log in run_workers(2, work):
+        assert log.position(("forward", "fc7"), 1) < log.position(WaitStarted(*units))
+        assert log.position(UnitDone(*units)) < log.position(("forward", "fc8"), 1)
