@@ -133,7 +133,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, gro
     num_axes = len(window.kernel)
     if num_axes == 0:
         return convolve(x[..., None], weight[..., None], bias, Window((1,), (1,), (0,), (1,)), group)[..., 0]
-    if num_axes not in _CONVOLUTIONS:
+    if num_axes not in _CONVOLUTIONS or window.strides_far(max(x.shape[1], len(weight))):
         return _convolve_first_axis(x, weight, bias, window, group)
     if num_axes == 2 and group == 1 and window.is_pointwise and x.is_cpu and not torch.is_autocast_enabled("cpu"):
         return convolve_pointwise(channels_last(x), weight, bias)
@@ -142,7 +142,8 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, gro
 
 
 def _convolve_first_axis(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, group: int) -> Tensor:
-    """Beyond three axes: a sum over the taps along the first one, each a convolution over the others.
+    """Beyond three axes, or with strides too long for torch: a sum over the taps along the first axis, each a
+    convolution over the others.
 
     The positions along the first axis stand beside the samples meanwhile.
     """

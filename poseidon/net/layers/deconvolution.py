@@ -43,14 +43,15 @@ def deconvolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, g
     num_axes = len(window.kernel)
     if num_axes == 0:
         return deconvolve(x[..., None], weight[..., None], bias, Window((1,), (1,), (0,), (1,)), group)[..., 0]
-    if num_axes not in _DECONVOLUTIONS:
+    if num_axes not in _DECONVOLUTIONS or window.strides_far(max(x.shape[1], weight.shape[1] * group)):
         return _deconvolve_first_axis(x, weight, bias, window, group)
     run, stride, pad, dilation = _DECONVOLUTIONS[num_axes], window.stride, window.pad, window.dilation
     return convolved_channels_last(x, weight, lambda x: run(x, weight, bias, stride, pad, 0, group, dilation))
 
 
 def _deconvolve_first_axis(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, group: int) -> Tensor:
-    """Beyond three axes: every tap along the first one spreads over the others, then lands at its place.
+    """Beyond three axes, or with strides too long for torch: every tap along the first axis spreads over the others,
+    then lands at its place.
 
     The positions along the first axis stand beside the samples meanwhile.
     """

@@ -17,6 +17,11 @@ from dataclasses import dataclass
 
 from poseidon.net.layer import Layer, Shape, text_of
 
+# torch's CPU convolutions (oneDNN's) crash where two windows lie too many elements apart: seen with strides from 1024
+# and from 2¹⁷ elements on.
+_LONG_STRIDE = 256
+_FAR_ELEMS = 1 << 16
+
 
 @dataclass(frozen=True, slots=True)
 class Window:
@@ -52,6 +57,11 @@ class Window:
     def padded(self, sizes: Sequence[int]) -> Shape:
         """Of a bottom of these sizes, with all that the windows see around it."""
         return tuple(s + 2 * p + o for s, p, o in zip(sizes, self.pad, self.overhang(sizes), strict=True))
+
+    def strides_far(self, num_channels: int) -> bool:
+        """True if the windows lie so far apart that torch's own convolutions are not to be trusted."""
+        longest = max(self.stride, default=1)
+        return longest > _LONG_STRIDE and longest * num_channels > _FAR_ELEMS
 
     def after_first(self) -> Window:
         """The same window without its first spatial axis."""
