@@ -3,8 +3,8 @@
     work = transport.send(gradient, to=3, tag=7)     starts, never blocks
     work.wait()                                       blocks until the operation is over, or raises
 
-Messages are 1-D contiguous tensors of any dtype; both sides know how long a message is. A receive writes straight into
-its tensor. Nobody may write to a tensor between the start of its operation and the end.
+Messages are 1-D contiguous tensors of any dtype; both sides know how long a message is, and an empty one is no message.
+A receive writes straight into its tensor. Nobody may write to a tensor between the start of its operation and the end.
 
 Tags are channels: messages of one (sender, receiver, tag) arrive in the order in which they were sent; messages with
 different tags may overtake each other, and a message nobody receives yet holds up nobody else. Tags from `OWN_TAGS` on

@@ -14,29 +14,28 @@ too. After `wait` a result may be used on the stream that is current in the wait
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from poseidon.errors import PeerLost, TransportError, TransportTimeout
+from poseidon.errors import TransportError, TransportTimeout
 from poseidon.transport.barrier import barrier
-from poseidon.transport.base import Peer, Work, check_address, check_message, members_of, names_of, size_text
-from poseidon.transport.completion import Completion, finished
-from poseidon.transport.engine import Engine
-from poseidon.transport.groups import Groups, GroupSpec
-from poseidon.transport.health import Health, HealthOptions
-from poseidon.transport.joining import meet_peers, open_lines
+from poseidon.transport.base import Work, check_address, check_message, members_of, size_text
+from poseidon.transport.c10d_work import GroupWork, Note, PointWork, StreamWork
+from poseidon.transport.completion import finished
+from poseidon.transport.groups import GroupSpec
+from poseidon.transport.job import C10dOptions, Job
 from poseidon.transport.tally import Tally
 
+__all__ = ["C10dOptions", "C10dTransport", "Master", "connect", "from_group", "join"]
+
 WHOLE_JOB = "job"
-GRACE_S = 3.0  # for the news of who is lost to arrive, after a connection has broken
 SUMMABLE = frozenset(
     (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.int64)
 )
@@ -44,141 +43,12 @@ SUMMABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Master:
-    """Where rank 0's store listens. `is_hosted`: somebody else (torchrun's agent) runs it already."""
+    """Where rank 0's store listens. `prefix`, if not empty: somebody else (torchrun's agent) runs it already, for other
+    purposes too, and our keys begin with this."""
 
     address: str
     port: int
-    is_hosted: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class C10dOptions:
-    """`address`: this host's, on the interface that carries the traffic (`interface.py` finds it)."""
-
-    address: str
-    join_s: float = 120.0
-    limit_s: float = 1800.0
-    health: HealthOptions = field(default_factory=HealthOptions)
-
-
-class Job:
-    """What a transport and its subgroups share."""
-
-    def __init__(self, store: dist.Store, rank: int, size: int, options: C10dOptions) -> None:
-        self.rank, self.options = rank, options
-        self.store = store  # kept: rank 0's is the server
-        self.peers = meet_peers(store, rank, size, options.join_s)
-        lines = open_lines(store, rank, self.peers, options.address, options.join_s)
-        self.engine = Engine(f"transport-{rank}", options.limit_s)
-        self.groups = Groups(store, options.address, options.join_s, options.limit_s)
-        self.health = Health(rank, self.peers, lines, options.health, self.groups.break_all)
-
-    def group(self, spec: GroupSpec) -> Any:
-        """A c10d group. To make it takes the other members; should one be lost meanwhile, that is raised."""
-        if not self.groups.has(spec):
-            making = self.engine.submit(object(), lambda: self.groups.get(spec), f"making group {spec.name}")
-            while not making.ends_within(0.2):
-                self.check(making.what)
-            making.wait()
-        return self.groups.get(spec)
-
-    def check(self, what: object) -> None:
-        """Raises if somebody is lost: no operation is worth starting then."""
-        if self.health.loss is not None:
-            raise self.explain(str(what), (), "")
-
-    def explain(self, what: str, ranks: tuple[int, ...], problem: str) -> TransportError:
-        """The error of an operation with `ranks` that c10d ended with `problem`."""
-        loss = self.health.cause(ranks, GRACE_S)
-        if loss is not None:
-            return PeerLost(f"{names_of(self.peers, loss.ranks)} is lost: {loss.reason}; while {what}", loss.ranks)
-        if "imed out" in problem:
-            return TransportTimeout(
-                f"{what}: not over after {self.options.limit_s:g} s, although all workers give signs of life", ranks
-            )
-        return PeerLost(f"the connection to {names_of(self.peers, ranks)} broke: {problem}; while {what}", ranks)
-
-    def close(self) -> None:
-        self.health.close()
-        self.groups.break_all()
-        self.engine.close()
-
-
-class PointWork:
-    """A send or receive of gloo: it can be waited for once only, and a wait that times out destroys the connections.
-
-    So one thread alone sits in gloo's wait: the first that waits without a limit, otherwise one of the engine's. There
-    is one of these for every piece of a gradient: texts and the background wait are made when somebody needs them.
-    """
-
-    __slots__ = ("_background", "_error", "_is_over", "_job", "_lock", "_note", "_work")
-
-    def __init__(self, job: Job, work: Any, note: _Note) -> None:
-        self._job, self._work, self._note = job, work, note
-        self._lock = threading.Lock()
-        self._is_over = False
-        self._error: TransportError | None = None
-        self._background: Completion | None = None
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        if timeout_s is None or self._is_over:
-            self._end()
-        else:
-            self._in_background().wait(timeout_s)
-
-    def done(self) -> bool:
-        return self._is_over or self._in_background().done()
-
-    def _in_background(self) -> Completion:
-        if self._background is None:
-            self._background = self._job.engine.submit(object(), self._end, str(self._note), self._note.ranks)
-        return self._background
-
-    def _end(self) -> None:
-        with self._lock:
-            if not self._is_over:
-                try:
-                    self._work.wait()
-                except RuntimeError as error:  # gloo has no exception of its own
-                    self._error = self._job.explain(str(self._note), self._note.ranks, str(error))
-                self._is_over = True
-        if self._error is not None:
-            raise self._error
-
-
-class _Note(NamedTuple):
-    """What a message is, for error texts."""
-
-    verb: str
-    num_bytes: int
-    peer: Peer
-    tag: int
-
-    def __str__(self) -> str:
-        return f"{self.verb} {self.peer}, {size_text(self.num_bytes)}, tag {self.tag}"
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return (self.peer.rank,)
-
-
-class GroupWork:
-    """A collective of c10d."""
-
-    def __init__(self, job: Job, work: Any, what: str, ranks: tuple[int, ...]) -> None:
-        self._job, self._work, self._what, self._ranks = job, work, what, ranks
-
-    def wait(self, timeout_s: float | None = None) -> None:
-        try:
-            # c10d takes a timeout of zero for none.
-            self._work.wait() if timeout_s is None else self._work.wait(timedelta(seconds=max(timeout_s, 0.001)))
-        except RuntimeError as error:  # c10d has no exception of its own for a broken connection
-            if timeout_s is not None and not self._work.is_completed():
-                raise TransportTimeout(f"{self._what}: not over after {timeout_s:g} s", self._ranks) from None
-            raise self._job.explain(self._what, self._ranks, str(error)) from error
-
-    def done(self) -> bool:
-        return bool(self._work.is_completed())
+    prefix: str = ""
 
 
 class C10dTransport:
@@ -251,6 +121,10 @@ class C10dTransport:
         name = f"{self._name}/{'-'.join(map(str, members))}:{self._num_subgroups[members]}"
         return C10dTransport(self._job, tuple(self._ranks[rank] for rank in members), name)
 
+    def loss(self, doing: str) -> TransportError | None:
+        """Who is lost, if somebody is, to a worker that is `doing` something else than waiting for it."""
+        return None if self._job.health.loss is None else self._job.explain(doing, (), "")
+
     def abort(self, reason: str) -> None:
         self._job.health.give_up(reason)
 
@@ -269,7 +143,7 @@ class C10dTransport:
 
     def _post(self, tensor: Tensor, verb: str, place: int, tag: int) -> Work:
         check_message(tensor)
-        note = _Note(verb, tensor.nbytes, self.peers[place], tag)
+        note = Note(verb, tensor.nbytes, self.peers[place], tag)
         self._job.check(note)
         if tensor.numel() == 0:
             return finished(str(note))
@@ -313,7 +187,7 @@ class C10dTransport:
             work = start(group)
         except RuntimeError as error:  # c10d has no exception of its own for a broken connection
             raise self._job.explain(what, others, str(error)) from error
-        return GroupWork(self._job, work, what, others)
+        return (StreamWork if tensor.is_cuda else GroupWork)(self._job, work, what, others)
 
     def _members_spec(self, members: tuple[int, ...], device: str) -> GroupSpec:
         name = f"{self._name}/group {'-'.join(map(str, members))}"
@@ -327,7 +201,7 @@ def join(store: dist.Store, rank: int, size: int, options: C10dOptions) -> C10dT
 
 def connect(rank: int, size: int, master: Master, options: C10dOptions) -> C10dTransport:
     """A transport among `size` workers that meet at `master`."""
-    is_server = rank == 0 and not master.is_hosted
+    is_server = rank == 0 and not master.prefix
     try:
         store = dist.TCPStore(
             master.address,
@@ -348,7 +222,7 @@ def connect(rank: int, size: int, master: Master, options: C10dOptions) -> C10dT
             f"{problem}; check that rank 0 was started, and the address",
             (0,),
         ) from error
-    return join(store, rank, size, options)
+    return join(dist.PrefixStore(master.prefix, store) if master.prefix else store, rank, size, options)
 
 
 def from_group(group: Any, options: C10dOptions, device: str = "cpu") -> C10dTransport:

@@ -8,7 +8,7 @@ from poseidon.errors import TransportTimeout
 
 
 class Completion:
-    """`what` and `ranks` say in error texts what is waited for, and from whom; `limit_s` holds where a wait has none."""
+    """`what` and `ranks` say in error texts what is waited for, and from whom; `limit_s` bounds waits without limit."""
 
     def __init__(self, what: str, ranks: tuple[int, ...], limit_s: float) -> None:
         self.what = what

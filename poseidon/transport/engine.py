@@ -11,6 +11,7 @@ queued, and is over when its stream is.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,6 +24,7 @@ from poseidon.errors import TransportError
 from poseidon.transport.completion import Completion
 
 JOIN_S = 2.0
+JOIN_AFTER_LOSS_S = 0.2
 _STOP = object()
 
 
@@ -42,8 +44,15 @@ class Engine:
         self._lines: dict[Hashable, deque[_Job]] = {}
         self._ready: SimpleQueue[Hashable] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._own_idents: set[int] = set()
+        self._running: set[Completion] = set()
         self._num_idle = 0
+        self._join_s = JOIN_S
         self._closed = False
+
+    def runs_here(self) -> bool:
+        """True on the engine's own threads."""
+        return threading.get_ident() in self._own_idents
 
     def submit(self, key: Hashable, run: Callable[[], None], what: str, ranks: tuple[int, ...] = ()) -> Completion:
         """Starts `run` on another thread; what it raises, waiting for the result raises."""
@@ -62,21 +71,37 @@ class Engine:
         self._ready.put(key)
         return job.completion
 
+    def interrupt(self, error_of: Callable[[str], BaseException]) -> None:
+        """Fails all jobs, running or not, with an error made from what each does.
+
+        A thread may be unable to leave what it sits in; nobody waits for it any longer.
+        """
+        with self._lock:
+            self._join_s = JOIN_AFTER_LOSS_S
+            completions = [*self._running, *self._drop_lines()]
+        for completion in completions:
+            completion.fail(error_of(completion.what))
+
     def close(self) -> None:
         """Drops jobs that have not begun and waits a little for the others."""
         with self._lock:
             self._closed = True
-            dropped = [job for line in self._lines.values() for job in line]
-            for line in self._lines.values():
-                line.clear()
+            dropped = self._drop_lines()
             threads, self._threads = self._threads, []
-        for job in dropped:
-            job.completion.fail(TransportError(f"{job.completion.what}: the transport was closed"))
+        for completion in dropped:
+            completion.fail(TransportError(f"{completion.what}: the transport was closed"))
         for _ in threads:
             self._ready.put(_STOP)
+        deadline_s = time.monotonic() + self._join_s
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(JOIN_S)
+                thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    def _drop_lines(self) -> list[Completion]:
+        dropped = [job.completion for line in self._lines.values() for job in line]
+        for line in self._lines.values():
+            line.clear()
+        return dropped
 
     def _add_thread(self) -> None:
         thread = threading.Thread(target=self._serve, name=f"{self._name}-{len(self._threads)}", daemon=True)
@@ -84,18 +109,22 @@ class Engine:
         thread.start()
 
     def _serve(self) -> None:
+        self._own_idents.add(threading.get_ident())
         while True:
             key = self._ready.get()
             if key is _STOP:
                 return
             while (job := self._next(key)) is not None:
                 _carry_out(job)
+                self._running.discard(job.completion)
 
     def _next(self, key: Hashable) -> _Job | None:
         with self._lock:
             line = self._lines[key]
             if line:
-                return line.popleft()
+                job = line.popleft()
+                self._running.add(job.completion)
+                return job
             del self._lines[key]
             self._num_idle += 1
             return None

@@ -3,13 +3,15 @@
 Each group has connections of its own, so what travels in one never waits for another. Tensors in host memory go by
 gloo, tensors on CUDA devices by NCCL.
 
-Gloo cannot be told to stop, and a collective with a hung peer waits for its full timeout. But a receive that times out
-closes all connections of its group at once: that is how `break_all` ends every wait within milliseconds.
+Gloo cannot be told to stop, and an operation with a hung peer waits for its full timeout. But a receive that times out
+closes all connections of its group at once: that is how `break_all` ends what is under way, within milliseconds, except
+for a receive in the midst of its message, which gloo forgets to wake.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -44,6 +46,7 @@ class Groups:
         self._store, self._address = store, address
         self._join, self._limit = timedelta(seconds=join_s), timedelta(seconds=limit_s)
         self._lock = threading.Lock()
+        self._locks: dict[GroupSpec, threading.Lock] = defaultdict(threading.Lock)
         self._made: dict[GroupSpec, Any] = {}
         self._is_broken = False
 
@@ -52,6 +55,8 @@ class Groups:
         if spec in self._made:
             return self._made[spec]
         with self._lock:
+            lock = self._locks[spec]  # one each: workers may come to make several groups in different order
+        with lock:
             if spec not in self._made:
                 self._made[spec] = self._make(spec)
         if self._is_broken:

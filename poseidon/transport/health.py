@@ -38,7 +38,7 @@ class HealthOptions:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Who is lost, and how that showed."""
+    """Who is lost, and how that showed. `reason` continues a sentence that starts with their names."""
 
     ranks: tuple[int, ...]
     reason: str
@@ -114,11 +114,11 @@ class Health:
             if self._loss is not None:
                 return self._loss
             gone = tuple(sorted(self._left.intersection(ranks)))
-            return Loss(gone, "it had left the job in peace") if gone else None
+            return Loss(gone, "left the job before that was over") if gone else None
 
     def give_up(self, reason: str) -> None:
         """Tells everybody that this worker is lost to them."""
-        self._conclude(Loss((self._rank,), f"it gave up: {reason[:MAX_REASON_CHARS]}"))
+        self._conclude(Loss((self._rank,), f"gave up: {reason[:MAX_REASON_CHARS]}"))
 
     def close(self) -> None:
         for line in self._lines.values():
@@ -159,7 +159,7 @@ class Health:
         if messages is None:
             line.is_open = False
             if line.rank not in self._left:
-                self._conclude(Loss((line.rank,), "its process ended, the connection to it closed"))
+                self._conclude(Loss((line.rank,), "is lost: the process ended, its connection closed"))
             return
         for message in messages:
             self._take(message)
@@ -182,7 +182,8 @@ class Health:
         if silent_s and max(silent_s.values()) > self._options.limit_s:
             nearly_s = self._options.limit_s - 2 * self._options.interval_s
             ranks = tuple(rank for rank, seconds in silent_s.items() if seconds > nearly_s)
-            reason = f"no sign of life for {max(silent_s.values()):.1f} s: it hangs, or its host or network is down"
+            silence = f"no sign of life for {max(silent_s.values()):.1f} s"
+            reason = f"is lost: {silence}, so it hangs, or its host or network is down"
             self._conclude(Loss(ranks, reason))
 
     def _forgive(self, now_s: float) -> None:

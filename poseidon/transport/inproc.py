@@ -26,7 +26,7 @@ from torch import Tensor
 from poseidon.errors import PeerLost, TransportError, TransportTimeout
 from poseidon.transport.barrier import barrier
 from poseidon.transport.base import Peer, Work, check_address, check_message, members_of, names_of, size_text
-from poseidon.transport.completion import Completion
+from poseidon.transport.completion import Completion, finished
 from poseidon.transport.engine import Engine
 from poseidon.transport.tally import Tally
 
@@ -90,7 +90,7 @@ class Switch:
         """From now on `rank` is lost to everybody; all that wait are told."""
         with self._lock:
             if self._loss is None:
-                self._loss = PeerLost(f"{self.peers[rank]} is lost: {reason}", (rank,))
+                self._loss = PeerLost(f"{self.peers[rank]} gave up: {reason}", (rank,))
             self._fail_waiting(lambda entry: True)
 
     def leave(self, rank: int) -> None:
@@ -114,7 +114,9 @@ class Switch:
         if self._loss is not None:
             return PeerLost(f"{self._loss}; while {completion.what}", self._loss.ranks)
         gone = tuple(sorted(self._left.intersection(completion.ranks)))
-        return PeerLost(f"{names_of(self.peers, gone)} has left; while {completion.what}", gone)
+        return PeerLost(
+            f"{names_of(self.peers, gone)} left the job before that was over; while {completion.what}", gone
+        )
 
 
 class InprocTransport:
@@ -202,15 +204,19 @@ class InprocTransport:
 
     def _post_send(self, tensor: Tensor, to: int, tag: int) -> Completion:
         check_address(to, tag, self.size, self.rank)
-        entry = self._entry(tensor, f"sending {size_text(tensor.nbytes)} to {self.peers[to]}, tag {tag}", (to,))
-        self._switch.exchange((self._space, self.rank, to, tag), entry, is_send=True)
-        return entry.completion
+        entry = self._entry(tensor, f"sending to {self.peers[to]}, {size_text(tensor.nbytes)}, tag {tag}", (to,))
+        return self._post(entry, (self._space, self.rank, to, tag), is_send=True)
 
     def _post_recv(self, tensor: Tensor, source: int, tag: int) -> Completion:
         check_address(source, tag, self.size, self.rank)
-        what = f"receiving {size_text(tensor.nbytes)} from {self.peers[source]}, tag {tag}"
+        what = f"receiving from {self.peers[source]}, {size_text(tensor.nbytes)}, tag {tag}"
         entry = self._entry(tensor, what, (source,))
-        self._switch.exchange((self._space, source, self.rank, tag), entry, is_send=False)
+        return self._post(entry, (self._space, source, self.rank, tag), is_send=False)
+
+    def _post(self, entry: _Entry, channel_key: object, *, is_send: bool) -> Completion:
+        if entry.tensor.numel() == 0:
+            return finished(entry.completion.what)
+        self._switch.exchange(channel_key, entry, is_send=is_send)
         return entry.completion
 
     def _meet(

@@ -1,0 +1,178 @@
+"""c10d over real sockets between processes: what no transport inside one process can show."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+import torch.distributed as dist
+
+from poseidon.errors import TransportError
+from poseidon.transport.c10d import C10dOptions, Master, connect
+from poseidon.transport.groups import Groups, GroupSpec
+from tests.transport import contract, jobs
+from tests.workers import WorkerPool
+
+pytestmark = pytest.mark.xdist_group("workers")
+
+LIMIT_S = 10.0  # within which every survivor must know
+
+
+def survivors_of(pool: WorkerPool, victim: int, how: str, waiting: str) -> list[dict]:
+    lost = () if how == "exception" else (victim,)
+    outcomes = pool.run(jobs.lose_a_worker, 3, lost=lost, victim=victim, how=how, waiting=waiting)
+    assert outcomes[victim].error == {"exception": "ValueError", "stop": "Silent"}.get(how, "Dead")
+    told = [outcome.value for outcome in outcomes if outcome.rank != victim]
+    for outcome in outcomes:
+        assert outcome.rank == victim or outcome.error is None, outcome.trace
+    for value in told:
+        assert value["type"] == "PeerLost"
+        assert value["ranks"] == [victim]
+        assert value["text"].startswith(f"rank {victim} (host {socket.gethostname()}, pid ")
+        assert value["seconds"] < LIMIT_S
+    return told
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    "waiting",
+    [
+        "all_reduce",
+        "recv",
+        "recv with a limit",
+        "send",
+        "recv from a survivor",
+        "all_gather",
+        "barrier",
+        "new subgroup",
+    ],
+)
+def test_a_killed_worker_is_named(worker_pool: WorkerPool, victim, waiting):
+    for value in survivors_of(worker_pool, victim, "kill", waiting):
+        assert "is lost: the process ended, its connection closed; while" in value["text"]
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_worker_killed_in_the_midst_of_a_message_is_named(worker_pool: WorkerPool, victim):
+    """Gloo leaves a receive asleep whose message stops half way."""
+    survivors_of(worker_pool, victim, "kill in the midst of a message", "message under way")
+
+
+@pytest.mark.parametrize(("victim", "waiting"), [(0, "recv from a survivor"), (2, "all_reduce")])
+def test_a_hung_worker_is_named(worker_pool: WorkerPool, victim, waiting):
+    for value in survivors_of(worker_pool, victim, "stop", waiting):
+        assert "is lost: no sign of life for" in value["text"]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_gives_up_says_why(worker_pool: WorkerPool, victim):
+    for value in survivors_of(worker_pool, victim, "exception", "all_reduce"):
+        assert "gave up: ValueError: label 12 is out of range; while " in value["text"]
+
+
+def test_a_worker_that_wakes_up_too_late_is_told(worker_pool: WorkerPool):
+    told = worker_pool.results(jobs.stop_for_a_while, 3)
+    for text in (told[0], told[2]):
+        assert text.startswith("rank 1 (host")
+    assert told[1] is not None
+
+
+def test_leaving_in_peace_is_no_loss(worker_pool: WorkerPool):
+    told = worker_pool.results(jobs.leave_early, 3)
+    assert told[0].startswith("PeerLost: rank 1 (host")
+    assert "left the job before that was over; while receiving from rank 1" in told[0]
+    assert told[1:] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    "clause", [contract.messages_of_every_dtype_arrive, contract.tags_overtake_and_channels_keep_order,
+               contract.collectives_agree_with_loops]
+)  # fmt: skip
+def test_messages_staged_in_host_memory(worker_pool: WorkerPool, clause):
+    worker_pool.results(jobs.keep_contract_staged, 3, clause=clause.__name__)
+
+
+def test_payload_is_counted(worker_pool: WorkerPool):
+    """All-reduce of 120 bytes: 2·120·2/3; broadcast of 40 from rank 1: to 2, who passes it... 1 → 2, then 1 → 0."""
+    block = 200_000
+    counted = worker_pool.results(jobs.count_bytes, 3)
+    assert [row[:2] for row in counted] == [[160, 160]] * 3
+    assert [row[2:4] for row in counted] == [[0, 40], [80, 0], [0, 40]]
+    assert [row[4:] for row in counted] == [[2 * block, 2 * block]] * 3
+
+
+def test_built_beside_a_process_group(worker_pool: WorkerPool):
+    assert worker_pool.results(jobs.beside_a_group, 3) == [[3.0, 3.0]] * 3
+
+
+def test_close_leaves_no_thread(worker_pool: WorkerPool):
+    assert worker_pool.results(jobs.threads_after_close, 3) == [[], [], []]
+
+
+def test_what_cannot_be_summed_is_refused(worker_pool: WorkerPool):
+    texts = worker_pool.results(jobs.refuse_to_sum_bools, 2)
+    assert texts[0].startswith("all-reduce cannot sum torch.bool; convert to one of ['torch.bfloat16'")
+
+
+def test_nobody_at_the_masters_address(worker_pool: WorkerPool):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        text = worker_pool.results(jobs.connect_to_nobody, 1, port=unused.getsockname()[1])[0]
+    assert text.startswith("TransportTimeout: rank 1 cannot reach rank 0 at 127.0.0.1 port")
+    assert "check that rank 0 was started" in text
+
+
+def test_the_masters_port_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(TransportError, match=f"rank 0 cannot listen on port {port}.*choose another port"):
+            connect(0, 1, Master("127.0.0.1", port), C10dOptions("127.0.0.1", join_s=2.0))
+
+
+def test_a_job_of_one_worker():
+    transport = connect(0, 1, Master("127.0.0.1", 0), C10dOptions("127.0.0.1", join_s=5.0))
+    try:
+        contract.all_reduce_sums(transport)
+        transport.barrier(1.0)
+        assert transport.bytes_sent == 0
+        assert transport.kind == "c10d-gloo"
+    finally:
+        transport.close()
+        transport.close()
+
+
+class FakeNccl:
+    """Stands in for ProcessGroupNCCL where there is no GPU: records how it is made and used."""
+
+    made: list[FakeNccl] = []
+
+    class Options:
+        _timeout = None
+
+    def __init__(self, store: object, rank: int, size: int, options: Options) -> None:
+        self.place, self.limit, self.was_aborted = (rank, size), options._timeout, False
+        FakeNccl.made.append(self)
+
+    def abort(self) -> None:
+        self.was_aborted = True
+
+
+def test_cuda_tensors_go_by_nccl(monkeypatch):
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", FakeNccl, raising=False)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
+    groups = Groups(dist.HashStore(), "127.0.0.1", 5.0, 60.0)
+    spec = GroupSpec("g", 1, 2, "cuda")
+    group = groups.get(spec)
+    assert groups.get(spec) is group
+    assert (group.place, group.limit.total_seconds()) == ((1, 2), 60.0)
+    groups.break_all()
+    assert group.was_aborted
+
+
+def test_devices_without_an_engine_are_refused(monkeypatch):
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: False)
+    groups = Groups(dist.HashStore(), "127.0.0.1", 5.0, 60.0)
+    with pytest.raises(TransportError, match="need a torch built with NCCL"):
+        groups.get(GroupSpec("g", 0, 2, "cuda"))
+    with pytest.raises(TransportError, match="tensors on 'meta' cannot travel between workers"):
+        groups.get(GroupSpec("g", 0, 2, "meta"))

@@ -1,0 +1,119 @@
+"""Engine and Completion: order within a key, independence of keys, errors, interruption, end."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from poseidon.errors import PeerLost, TransportError, TransportTimeout
+from poseidon.transport.completion import Completion
+from poseidon.transport.engine import Engine
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def engine():
+    engine = Engine("test", LIMIT_S)
+    yield engine
+    engine.close()
+
+
+def test_jobs_of_one_key_run_in_order(engine):
+    done = []
+    works = [engine.submit("key", lambda number=number: done.append(number), "counting") for number in range(50)]
+    for work in works:
+        work.wait()
+    assert done == list(range(50))
+
+
+def test_jobs_of_different_keys_run_side_by_side(engine):
+    """Each waits for the next one to begin: with fewer threads than jobs this would never end."""
+    begun = [threading.Event() for _ in range(9)]
+
+    def run(number: int) -> None:
+        begun[number].set()
+        assert begun[(number + 1) % 9].wait(LIMIT_S)
+
+    for work in [engine.submit(number, lambda number=number: run(number), "meeting") for number in range(9)]:
+        work.wait()
+
+
+def test_threads_serve_again(engine):
+    idents = set()
+    for _ in range(20):
+        engine.submit(object(), lambda: idents.add(threading.get_ident()), "looking").wait()
+    assert len(idents) <= 2  # a second one may start before the first is idle again
+    assert threading.get_ident() not in idents
+
+
+def test_it_knows_its_own_threads(engine):
+    seen = []
+    engine.submit("key", lambda: seen.append(engine.runs_here()), "looking").wait()
+    assert seen == [True]
+    assert not engine.runs_here()
+
+
+def test_an_error_is_raised_by_every_wait_and_stops_nothing(engine):
+    work = engine.submit("key", lambda: 1 // 0, "dividing")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            work.wait()
+    assert work.done()
+    engine.submit("key", lambda: None, "going on").wait()
+
+
+def test_a_wait_that_is_too_short_names_what_it_waits_for(engine):
+    release = threading.Event()
+    work = engine.submit("key", lambda: release.wait(LIMIT_S), "gathering 4.0 MB from 3 workers", (1, 2))
+    assert not work.done()
+    with pytest.raises(TransportTimeout, match=r"gathering 4.0 MB from 3 workers: not over after 0.01 s") as caught:
+        work.wait(0.01)
+    assert caught.value.ranks == (1, 2)
+    release.set()
+    work.wait()
+
+
+def test_interruption_fails_what_runs_and_what_waits(engine):
+    begun, release = threading.Event(), threading.Event()
+
+    def run() -> None:
+        begun.set()
+        release.wait(LIMIT_S)
+
+    works = [engine.submit("key", run, "first"), engine.submit("key", run, "second")]
+    assert begun.wait(LIMIT_S)
+    engine.interrupt(lambda what: PeerLost(f"rank 1 is lost; while {what}", (1,)))
+    for work, what in zip(works, ("first", "second"), strict=True):
+        with pytest.raises(PeerLost, match=f"while {what}"):
+            work.wait()
+    release.set()
+
+
+def test_a_closed_engine_takes_nothing_and_drops_what_has_not_begun():
+    engine = Engine("test", LIMIT_S)
+    begun, release = threading.Event(), threading.Event()
+    running = engine.submit("key", lambda: (begun.set(), release.wait(LIMIT_S)), "running")
+    waiting = engine.submit("key", lambda: None, "waiting")
+    assert begun.wait(LIMIT_S)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    with pytest.raises(TransportError, match="waiting: the transport was closed"):
+        waiting.wait()
+    release.set()
+    running.wait()
+    closing.join(LIMIT_S)
+    with pytest.raises(TransportError, match="late: the transport is closed"):
+        engine.submit("key", lambda: None, "late")
+
+
+def test_the_first_word_on_an_operation_counts():
+    failed, succeeded = Completion("this", (), LIMIT_S), Completion("that", (), LIMIT_S)
+    failed.fail(PeerLost("rank 3 is lost", (3,)))
+    failed.succeed()
+    with pytest.raises(PeerLost):
+        failed.wait()
+    succeeded.succeed()
+    succeeded.fail(PeerLost("rank 3 is lost", (3,)))
+    succeeded.wait()
