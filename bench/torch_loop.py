@@ -3,14 +3,14 @@
     loop = TorchLoop(net, LmdbImages(path, recipe), Schedule(...), batch=64, num_loaders=1)
     loop.step(10)
 
-Records are read in the order of their keys, round and round, as a Data layer does. Loaders are processes, kept from one
-round to the next, each with its own handle on the database.
+Records are read in the order of their keys, round and round, as a Data layer does. Loaders are processes, started at
+once and kept from one round to the next, each with its own handle on the database; with none the loop itself reads.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import cv2
@@ -63,10 +63,6 @@ class LmdbImages(Dataset[tuple[Tensor, int]]):
     def _open(self) -> lmdb.Environment:
         return lmdb.open(self._path, readonly=True, lock=False, readahead=False)
 
-    def close(self) -> None:
-        if self._environment is not None:
-            self._environment.close()
-
     def __len__(self) -> int:
         return self._length
 
@@ -92,7 +88,6 @@ class Schedule:
 class TorchLoop:
     def __init__(self, net: nn.Module, images: LmdbImages, schedule: Schedule, batch: int, num_loaders: int) -> None:
         self.net = net
-        self._images = images
         self._loader = DataLoader(
             images, batch, num_workers=num_loaders, persistent_workers=num_loaders > 0, drop_last=True
         )
@@ -106,13 +101,13 @@ class TorchLoop:
             weight_decay=schedule.weight_decay,
         )
         self._scheduler = torch.optim.lr_scheduler.LambdaLR(self._optimizer, schedule.factor)
-        self._batches = self._endless()
+        self._round = iter(self._loader)
 
     def step(self, num_iterations: int) -> list[Tensor]:
         """Trains; returns the losses."""
         losses = []
         for _ in range(num_iterations):
-            images, labels = next(self._batches)
+            images, labels = self._next_batch()
             self._optimizer.zero_grad()
             loss = self.net(images, labels)
             loss.backward()
@@ -121,10 +116,9 @@ class TorchLoop:
             losses.append(loss.detach())
         return losses
 
-    def close(self) -> None:
-        self._batches.close()
-        self._images.close()
-
-    def _endless(self) -> Generator[tuple[Tensor, Tensor], None, None]:
-        while True:
-            yield from self._loader
+    def _next_batch(self) -> tuple[Tensor, Tensor]:
+        try:
+            return next(self._round)
+        except StopIteration:
+            self._round = iter(self._loader)
+            return next(self._round)
