@@ -8,9 +8,9 @@
     all-to-all      n bytes, one slice per worker                                 n·(P−1)/P
 
 The limit is the least time: those bytes at the payload rate of the link, 1448 of every 1540 bytes on an Ethernet (117.5
-MB/s at 1 Gbit/s). All contenders run in the same processes, taking turns; each figure is the median over the repeats
-of the slowest worker's time, printed as limit / time: 1.00 is the wire. Everything below about 1 MB is bound by latency,
-which in this lab is scheduling: all hosts share this machine's cores.
+MB/s at 1 Gbit/s). All contenders run in the same processes, taking turns; each figure is the median over the repeats of
+the slowest worker's time, printed as limit / time: 1.00 is the wire. What fits into the shaper's burst (128 kB) can come
+out above it. Below about 1 MB latency rules, which in this lab is scheduling: all hosts share this machine's cores.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ class Result:
     median_s: float
     best_s: float
 
-    @property
-    def ratio(self) -> float:
-        return self.limit_s / self.median_s
+    def __str__(self) -> str:
+        return f"{self.limit_s / self.median_s:.2f} ({self.limit_s / self.best_s:.2f})"
 
 
 def contenders(transport: C10dTransport, group: dist.Backend, num_bytes: int) -> list[Contender]:
@@ -133,27 +132,18 @@ def run_in_lab(num_hosts: int, options: argparse.Namespace) -> list[Result]:
 
 
 def show(results: list[Result]) -> None:
-    operations = list(dict.fromkeys((result.operation, result.name) for result in results))
-    sizes = sorted({result.num_bytes for result in results})
-    for num_hosts in sorted({result.num_hosts for result in results}):
-        print(f"\n{num_hosts} hosts, fraction of the wire limit: median (best)")
-        print(f"{'':15}{'':24}" + "".join(f"{num_bytes >> 10:>10} KiB" for num_bytes in sizes))
-        for operation, name in operations:
-            cells = {
-                result.num_bytes: f"{result.ratio:.2f} ({result.limit_s / result.best_s:.2f})"
-                for result in results
-                if (result.operation, result.name, result.num_hosts) == (operation, name, num_hosts)
-            }
-            print(f"{operation:15}{name:24}" + "".join(f"{cells.get(num_bytes, ''):>14}" for num_bytes in sizes))
-        limits = {result.num_bytes: result for result in results if result.operation == "all-gather"}
-        limits = {size: result for size, result in limits.items()}
-        print(
-            f"{'limit':15}{'all-gather, ms':24}"
-            + "".join(
-                f"{next(r.limit_s for r in results if r.num_hosts == num_hosts and r.num_bytes == size) * 1e3:>14.1f}"
-                for size in sizes
-            )
-        )
+    for num_hosts in dict.fromkeys(result.num_hosts for result in results):
+        here = [result for result in results if result.num_hosts == num_hosts]
+        sizes = sorted({result.num_bytes for result in here})
+        print(f"\n{num_hosts} hosts: fraction of the wire limit, median (best)")
+        print(f"{'':39}" + "".join(f"{num_bytes >> 10:>11} KiB" for num_bytes in sizes))
+        for operation in dict.fromkeys(result.operation for result in here):
+            rows = [result for result in here if result.operation == operation]
+            limits = {result.num_bytes: f"{result.limit_s * 1e3:.1f}" for result in rows}
+            print(f"{operation:15}{'limit, ms':24}" + "".join(f"{limits[num_bytes]:>15}" for num_bytes in sizes))
+            for name in dict.fromkeys(result.name for result in rows):
+                cells = {result.num_bytes: str(result) for result in rows if result.name == name}
+                print(f"{'':15}{name:24}" + "".join(f"{cells[num_bytes]:>15}" for num_bytes in sizes))
 
 
 def main(words: list[str]) -> int:

@@ -99,7 +99,6 @@ class Health:
         self._stop_reader, self._stop_writer = socket.socketpair()
         for line in lines:
             line.socket.setblocking(False)
-            line.heard_s = time.monotonic()
         self._thread = threading.Thread(target=self._watch, name=f"health-{rank}", daemon=True)
         self._thread.start()
 
@@ -136,6 +135,7 @@ class Health:
             for line in self._lines.values():
                 selector.register(line.socket, selectors.EVENT_READ, line)
             beaten_s = awake_s = time.monotonic()
+            self._forgive(awake_s)
             while self._loss is None:
                 ready = selector.select(interval_s / 2)
                 now_s = time.monotonic()

@@ -1,0 +1,111 @@
+"""Joining: missing and mismatched workers are named; strangers at the health port are shown the door."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import pytest
+import torch.distributed as dist
+
+from poseidon.errors import TransportError, TransportTimeout
+from poseidon.transport.base import Peer
+from poseidon.transport.joining import meet_peers, open_lines
+
+LIMIT_S = 20.0
+PEERS = tuple(Peer(rank, "here", 1) for rank in range(3))
+
+
+def in_thread(function, *arguments):
+    """Runs a worker's part on a thread; calling what is returned gives its result or raises its error."""
+    answers = []
+
+    def run() -> None:
+        try:
+            answers.append((function(*arguments), None))
+        except Exception as error:  # handed to the test
+            answers.append((None, error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+
+    def result():
+        thread.join(LIMIT_S)
+        value, error = answers[0]
+        if error is not None:
+            raise error
+        return value
+
+    return result
+
+
+def test_everybody_is_met():
+    store = dist.HashStore()
+    results = [in_thread(meet_peers, store, rank, 3, LIMIT_S) for rank in range(3)]
+    peers = [result() for result in results]
+    assert peers[0] == peers[1] == peers[2]
+    assert [peer.rank for peer in peers[0]] == [0, 1, 2]
+    assert {peer.host for peer in peers[0]} == {socket.gethostname()}
+
+
+def test_missing_workers_are_named():
+    store = dist.HashStore()
+    first = in_thread(meet_peers, store, 0, 4, 0.3)
+    second = in_thread(meet_peers, store, 2, 4, 0.3)
+    for result in (first, second):
+        with pytest.raises(TransportTimeout, match=r"rank\(s\) 1, 3 of 4 have not joined the job") as caught:
+            result()
+        assert caught.value.ranks == (1, 3)
+
+
+def test_another_number_of_workers_is_refused_on_both_sides():
+    store = dist.HashStore()
+    waiting = in_thread(meet_peers, store, 0, 2, LIMIT_S)
+    store.wait(["size"])
+    with pytest.raises(TransportError, match="rank 1 was started for 3 workers, others for 2; start all workers with"):
+        meet_peers(store, 1, 3, LIMIT_S)
+    with pytest.raises(TransportError, match=r"rank 0 was started for 2 workers, rank 1 on host .* for 3"):
+        waiting()
+
+
+def test_strangers_are_turned_away():
+    store = dist.HashStore()
+    hub = in_thread(open_lines, store, 0, PEERS, "127.0.0.1", LIMIT_S)
+    store.wait(["health"])
+    place = json.loads(store.get("health"))
+    greetings = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        json.dumps({"rank": 1, "token": "guessed"}).encode() + b"\n",
+        json.dumps({"rank": 7, "token": place["token"]}).encode() + b"\n",
+        json.dumps([1, place["token"]]).encode() + b"\n",
+        b"",
+    ]
+    for greeting in greetings:
+        with socket.create_connection(("127.0.0.1", place["port"]), LIMIT_S) as stranger:
+            stranger.sendall(greeting)
+            stranger.shutdown(socket.SHUT_WR)
+            assert stranger.recv(1) == b""
+    members = [open_lines(store, rank, PEERS, "127.0.0.1", LIMIT_S) for rank in (1, 2)]
+    lines = hub()
+    assert [line.rank for line in lines] == [1, 2]
+    members[1][0].socket.sendall(b"hello")
+    assert lines[1].socket.recv(5) == b"hello"
+    for line in (*lines, *members[0], *members[1]):
+        line.socket.close()
+
+
+def test_workers_that_cannot_reach_the_health_port_are_named():
+    store = dist.HashStore()
+    hub = in_thread(open_lines, store, 0, PEERS, "127.0.0.1", 0.3)
+    with pytest.raises(TransportTimeout, match=r"was not reached by rank 1 \(host here, pid 1\), rank 2") as caught:
+        hub()
+    assert caught.value.ranks == (1, 2)
+    with pytest.raises(TransportError, match=r"rank 1 cannot reach rank 0 .*check the network interface and firewall"):
+        open_lines(store, 1, PEERS, "127.0.0.1", LIMIT_S)
+    with pytest.raises(TransportTimeout, match=r"rank 0 .* has not opened its health port"):
+        open_lines(dist.HashStore(), 1, PEERS, "127.0.0.1", 0.1)
+
+
+def test_a_job_of_one_needs_no_lines():
+    assert open_lines(dist.HashStore(), 0, PEERS[:1], "127.0.0.1", LIMIT_S) == []
