@@ -8,7 +8,7 @@ Both add to the gradients that are there, so that iter_size passes give their su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -33,6 +33,18 @@ class Pass(Protocol):
     """Runs a net over its next batch."""
 
     def __call__(self, *, backward: bool) -> PassResult: ...
+
+
+def separate_gradients(values: Iterable[Tensor]) -> None:
+    """Gives every gradient memory of its own: where parameters are merely added, autograd hands the diff of their sum
+    to all of them as views of one storage, and what the next pass or an update adds to one would be added to all."""
+    taken: set[int] = set()
+    for value in values:
+        if value.grad is not None and not value.grad.is_sparse:
+            storage = value.grad.untyped_storage().data_ptr()
+            if storage in taken:
+                value.grad = value.grad.clone()
+            taken.add(storage)
 
 
 class FusedPass:

@@ -38,7 +38,7 @@ from poseidon.solver import checkpoint, events, nets, snapshot
 from poseidon.solver.action import Action, no_action
 from poseidon.solver.continuation import Stateful
 from poseidon.solver.disk import Disk
-from poseidon.solver.passes import FusedPass, Pass, PassResult, StepwisePass
+from poseidon.solver.passes import FusedPass, Pass, PassResult, StepwisePass, separate_gradients
 from poseidon.solver.policies import check_policy, rate_of
 from poseidon.solver.rules import Hyper, rule_for
 from poseidon.solver.smoothing import LossWindow
@@ -190,6 +190,7 @@ class Solver:
             if remaining == 0:
                 self.updates.start(hyper)
             result = run(backward=True)
+            separate_gradients(slot.value for slot in self.slots)
             losses.append(result.loss)
         total = sum(losses[1:], start=losses[0])
         return (total if num_passes == 1 else total / num_passes), result

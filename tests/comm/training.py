@@ -39,10 +39,10 @@ class Fed:
     """A pass over the batches that `batch_at` gives for each clock."""
 
     def __init__(self, net: Net, batch_at: Callable[[int], dict[str, Tensor]]) -> None:
-        self.net, self._batch_at = net, batch_at
+        self.net, self.batch_at = net, batch_at
 
     def __call__(self, *, backward: bool) -> PassResult:
-        outputs = self.net(self._batch_at(self.net.draws.clock))
+        outputs = self.net(self.batch_at(self.net.draws.clock))
         assert outputs.loss is not None
         if backward:
             outputs.loss.backward()
