@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
 
 from tests.workers import worker_pool
 
 __all__ = ["worker_pool"]
+
+# The same examples in every run, however busy the machine: a failure is the change's, not the weather's.
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
