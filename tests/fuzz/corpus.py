@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 TESTS = Path(__file__).parents[1]
+SOLVER_FOLDERS = sorted((TESTS / "golden" / "solvers").iterdir())
 
 
 @cache
@@ -47,8 +48,7 @@ def solver_texts() -> list[str]:
             layer { name: "drop" type: "Dropout" bottom: "h" top: "h" }
             layer { name: "loss" type: "EuclideanLoss" bottom: "h" bottom: "t" top: "loss" } }
     """
-    folders = sorted((TESTS / "golden" / "solvers").iterdir())
-    return [runs, *((folder / "solver.prototxt").read_text() for folder in folders)]
+    return [runs, *((folder / "solver.prototxt").read_text() for folder in SOLVER_FOLDERS)]
 
 
 @cache

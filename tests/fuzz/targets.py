@@ -6,6 +6,7 @@ hypothesis.
 
     net_text, solver_text         a prototxt, read and brought to the current format
     net_build                     choices that change a known net's text (mutate.py), built and run
+    solver_build                  the same with a solver's text, and one step
     weights, weights_hdf5         a file loaded into a net
     state, state_hdf5, sidecar    a file of a snapshot that is restored into a solver
     datum, database               a database's record; the same through an LMDB and a Data layer
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +36,7 @@ from poseidon.net import Net, Stepwise
 from poseidon.solver import Solver, sidecar
 from poseidon.spec import array_to_blob, array_to_datum, caffe_pb2, filter_net, insert_splits, parse_net, parse_solver
 from tests.fuzz.choices import Choices
-from tests.fuzz.corpus import golden_files, images, net_texts, solver_texts
+from tests.fuzz.corpus import SOLVER_FOLDERS, golden_files, images, net_texts, solver_texts
 from tests.fuzz.mutate import mutated
 
 # A machine this small has no room for what hostile numbers ask for, so that it is seen if a check is missing.
@@ -85,6 +87,7 @@ def make_targets(folder: Path) -> dict[str, Target]:
         Target("net_text", _feed_net_text, [text.encode() for text in net_texts()]),
         Target("solver_text", _feed_solver_text, [text.encode() for text in solver_texts()]),
         Target("net_build", NetBuild(folder).feed, []),
+        Target("solver_build", SolverBuild(folder).feed, []),
         *_weights_targets(folder),
         *_snapshot_targets(folder),
         Target("datum", _feed_datum, _datums()),
@@ -159,6 +162,22 @@ _FILLS: tuple[Callable[[torch.Size], torch.Tensor], ...] = (
     lambda shape: torch.full(shape, float("nan")),
     lambda shape: torch.full(shape, 1e30),
 )
+
+
+# -- solvers --------------------------------------------------------------------------------------------------------
+class SolverBuild:
+    """Solvers from changed texts, built in a folder with a net and data of the names that the texts use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder / "solver_build"
+        shutil.copytree(SOLVER_FOLDERS[0], self._folder)
+
+    def feed(self, data: bytes) -> None:
+        text = mutated(solver_texts(), Choices(data))
+        with small_machine(), inside(self._folder):
+            solver = Solver(parse_solver(text))
+            if solver.param.iter_size <= 4 and _num_elems(solver.net) <= MOST_ELEMS_RUN:
+                solver.step(1)
 
 
 # -- weights --------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tests.fuzz.mutate import mutated
 from tests.fuzz.targets import is_refused
 
 FILES = ["weights", "weights_hdf5", "state", "state_hdf5", "sidecar", "datum", "database", "mean"]
-NUM_EXAMPLES = {"weights_hdf5": 200, "state_hdf5": 200, "database": 200}
+NUM_EXAMPLES = {"weights_hdf5": 150, "state_hdf5": 150, "database": 150}
 choosing = st.binary(min_size=4, max_size=40)
 
 
@@ -38,7 +38,7 @@ def test_good_input_is_taken(name, targets):
 def test_damaged_files(name, targets):
     target, refused = targets[name], []
 
-    @bounded(NUM_EXAMPLES.get(name, 400))
+    @bounded(NUM_EXAMPLES.get(name, 300))
     @given(choosing)
     def feed(data: bytes) -> None:
         refused.append(is_refused(target, damaged(target.seeds, Choices(data))))
@@ -72,13 +72,14 @@ def test_changed_texts(name, texts, targets):
     assert 0 < sum(refused) < len(refused)
 
 
-def test_changed_nets_are_built_and_run(targets):
+@pytest.mark.parametrize(("name", "num_examples"), [("net_build", 1000), ("solver_build", 300)])
+def test_changed_nets_and_solvers_are_built_and_run(name, num_examples, targets):
     refused = []
 
-    @bounded(1000)
+    @bounded(num_examples)
     @given(st.binary(min_size=5, max_size=16))
     def feed(data: bytes) -> None:
-        refused.append(is_refused(targets["net_build"], data))
+        refused.append(is_refused(targets[name], data))
 
     feed()
     assert sum(refused) < 0.95 * len(refused)  # enough of them are still nets
