@@ -71,16 +71,15 @@ def values_of(solver: Solver) -> list[Tensor]:
     return [entry.value.detach().clone() for entry in solver.net.learnable]
 
 
-def plan_of(case: Case, size: int, request: PlanRequest, cluster: Cluster | None = None) -> CommPlan:
-    solver = solver_of(case, "SGD", case.batch)
+def plan_of(case: Case, size: int, request: PlanRequest, dtype: torch.dtype = torch.float64) -> CommPlan:
+    solver = solver_of(case, "SGD", case.batch, dtype)
     profile = profile_net(
         solver.net,
         estimated_times(solver.net, 1e9),
         iter_size=solver.param.iter_size,
         needs_all_gradients=solver.param.clip_gradients >= 0,
     )
-    cluster = cluster or Cluster(node_workers=(1,) * size, bandwidth_bps=1e8, latency_s=1e-6)
-    return make_plan(profile, cluster, request)
+    return make_plan(profile, Cluster(node_workers=(1,) * size, bandwidth_bps=1e8, latency_s=1e-6), request)
 
 
 def plain_request(**options) -> PlanRequest:
