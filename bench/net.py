@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -200,10 +199,16 @@ def print_peak(which: str) -> None:
     net, run = (our_pass if label == "ours" else torch_pass)(name, SUBJECTS[name].batch)
     for _ in range(3):
         run()
-    process_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    process_mb = peak_resident_mb()
     net.zero_grad()
     parameters_mb = sum(parameter.nbytes for parameter in net.parameters()) / 2**20
     print(parameters_mb + live_tensors_mb(run), process_mb)
+
+
+def peak_resident_mb() -> float:
+    """The highest resident size of this process. (getrusage would count what the parent had at the fork.)"""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
 
 
 def live_tensors_mb(run: Callable[[], float]) -> float:
