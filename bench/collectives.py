@@ -9,7 +9,7 @@
 
 The limit is the least time: those bytes at the payload rate of the link, 1448 of every 1540 bytes on an Ethernet (117.5
 MB/s at 1 Gbit/s). All contenders run in the same processes, taking turns; each figure is the median over the repeats of
-the slowest worker's time, printed as limit / time: 1.00 is the wire. What fits into the shaper's burst (128 kB) can come
+the slowest worker's time, printed as limit / time: 1.00 is the wire. What fits the shaper's burst (128 kB) can come
 out above it. Below about 1 MB latency rules, which in this lab is scheduling: all hosts share this machine's cores.
 """
 
