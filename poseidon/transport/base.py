@@ -30,7 +30,10 @@ OWN_TAGS = 1 << 24
 
 
 class Work(Protocol):
-    """One started operation. Any number of threads may wait for it, not only the one that started it."""
+    """One started operation. Any number of threads may wait for it, not only the one that started it.
+
+    Keep it until it is over: a work that nobody holds takes its operation with it.
+    """
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Returns when the operation is over; raises PeerLost or TransportTimeout (None: the transport's own limit).

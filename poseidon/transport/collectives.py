@@ -31,12 +31,13 @@ from poseidon.errors import TransportError
 from poseidon.transport.base import Transport, Work, check_message, members_of, size_text
 from poseidon.transport.completion import finished
 
-# Measured on shaped 1 Gbit/s links, 4 and 8 hosts: four pieces per block hide the wake-ups, pieces below 128 KiB cost
-# more processor than they save, above 1 MiB nothing is gained. Blocks up to DIRECT_BYTES are bound by latency: one
-# step to everybody beats P−1 steps around the ring.
-PIECES_PER_BLOCK = 4
-MIN_PIECE_BYTES = 128 << 10
-MAX_PIECE_BYTES = 1 << 20
+# Measured on shaped 1 Gbit/s links, 4 and 8 hosts: two pieces per block already hide the wake-ups; more and smaller
+# pieces cost processor time (each is a message with its own wake-up), which the lab's hosts lack most. Blocks up to
+# DIRECT_BYTES cost latency only: one step to everybody instead of P−1 steps around the ring.
+PIECES_PER_BLOCK = 2
+MIN_PIECE_BYTES = 256 << 10
+MAX_PIECE_BYTES = 4 << 20
+MAX_PART_BYTES = 1 << 20  # of an exchange: P−1 pieces of each open round lie in memory
 DIRECT_BYTES = 32 << 10
 OPEN_PIECES = 32
 OPEN_ROUNDS = 4
@@ -130,13 +131,17 @@ def _others(ring: _Ring) -> tuple[int, ...]:
     return tuple(ring.transport.peers[rank].rank for rank in ring.ranks if rank != ring.transport.rank)
 
 
-def _pieces(block: Tensor) -> Sequence[Tensor]:
+def _pieces(block: Tensor, most_bytes: int) -> Sequence[Tensor]:
     """The block in pieces, as both ends cut it; none if it is empty."""
     if block.numel() == 0:
         return ()
     wanted = -(-block.nbytes // PIECES_PER_BLOCK)
-    num_bytes = min(max(wanted, MIN_PIECE_BYTES), MAX_PIECE_BYTES)
+    num_bytes = min(max(wanted, MIN_PIECE_BYTES), most_bytes)
     return block.split(max(1, num_bytes // block.element_size()))
+
+
+def _parts(block: Tensor) -> Sequence[Tensor]:
+    return _pieces(block, MAX_PART_BYTES)
 
 
 def _pass_around(ring: _Ring, blocks: Sequence[Tensor]) -> None:
@@ -144,10 +149,10 @@ def _pass_around(ring: _Ring, blocks: Sequence[Tensor]) -> None:
     arriving = [
         (piece, step < ring.size - 1)
         for step in range(1, ring.size)
-        for piece in _pieces(blocks[(ring.place - step) % ring.size])
+        for piece in _pieces(blocks[(ring.place - step) % ring.size], MAX_PIECE_BYTES)
     ]
     posted = [ring.recv(piece, ring.place - 1) for piece, _ in arriving[:OPEN_PIECES]]
-    sends = [ring.send(piece, ring.place + 1) for piece in _pieces(blocks[ring.place])]
+    sends = [ring.send(piece, ring.place + 1) for piece in _pieces(blocks[ring.place], MAX_PIECE_BYTES)]
     for position, (piece, goes_on) in enumerate(arriving):
         posted[position].wait()
         if goes_on:
@@ -159,15 +164,15 @@ def _pass_around(ring: _Ring, blocks: Sequence[Tensor]) -> None:
 
 
 def _exchange(ring: _Ring, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
-    for _ in _rounds(ring, [_pieces(part) for part in outgoing], [_pieces(part) for part in incoming]):
+    for _ in _rounds(ring, [_parts(part) for part in outgoing], [_parts(part) for part in incoming]):
         pass
 
 
 def _reduce(ring: _Ring, shards: Sequence[Tensor]) -> None:
-    own = _pieces(shards[ring.place])
+    own = _parts(shards[ring.place])
     rows = [[piece.new_empty(piece.numel()) for piece in own[:OPEN_ROUNDS]] for _ in shards]
     arriving = [[row[number % OPEN_ROUNDS][: piece.numel()] for number, piece in enumerate(own)] for row in rows]
-    for number in _rounds(ring, [_pieces(shard) for shard in shards], arriving):
+    for number in _rounds(ring, [_parts(shard) for shard in shards], arriving):
         if number < len(own):
             parts = [own[number] if place == ring.place else arriving[place][number] for place in range(ring.size)]
             for part in parts[1:-1]:

@@ -20,6 +20,7 @@ from poseidon.transport import c10d
 from poseidon.transport.base import Transport
 from poseidon.transport.c10d import C10dOptions, C10dTransport, from_group, join
 from poseidon.transport.collectives import all_gather
+from poseidon.transport.faulty import Faults, FaultyTransport
 from poseidon.transport.probe import probe
 from tests.transport import contract
 from tests.worker_process import Seat
@@ -51,6 +52,13 @@ def keep_contract_staged(seat: Seat, clause: str) -> Any:
         transport.send = lambda tensor, to, tag: transport._stage_send(tensor, to, tag)  # type: ignore[method-assign]
         transport.recv = lambda tensor, source, tag: transport._stage_recv(tensor, source, tag)  # type: ignore[method-assign]
         answer = getattr(contract, clause)(transport)
+        transport.barrier(30.0)
+        return answer
+
+
+def keep_contract_with_faults(seat: Seat, clause: str) -> Any:
+    with joined(seat) as transport:
+        answer = getattr(contract, clause)(FaultyTransport(transport, Faults(seed=5)))
         transport.barrier(30.0)
         return answer
 

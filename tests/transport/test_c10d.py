@@ -7,8 +7,9 @@ import socket
 import pytest
 import torch.distributed as dist
 
-from poseidon.errors import TransportError
+from poseidon.errors import PeerLost, TransportError, TransportTimeout
 from poseidon.transport.c10d import C10dOptions, Master, connect
+from poseidon.transport.c10d_work import StreamWork
 from poseidon.transport.groups import Groups, GroupSpec
 from tests.transport import contract, jobs
 from tests.workers import WorkerPool
@@ -92,6 +93,13 @@ def test_messages_staged_in_host_memory(worker_pool: WorkerPool, clause):
     worker_pool.results(jobs.keep_contract_staged, 3, clause=clause.__name__)
 
 
+@pytest.mark.parametrize(
+    "clause", [contract.all_reduce_sums, contract.subgroups_are_renumbered_and_apart, contract.collectives_side_by_side]
+)
+def test_with_delays_and_reordering(worker_pool: WorkerPool, clause):
+    worker_pool.results(jobs.keep_contract_with_faults, 3, clause=clause.__name__)
+
+
 def test_payload_is_counted(worker_pool: WorkerPool):
     """All-reduce of 120 bytes: 2·120·2/3; broadcast of 40 from rank 1: to 2, who passes it... 1 → 2, then 1 → 0."""
     block = 200_000
@@ -129,18 +137,6 @@ def test_the_masters_port_is_taken():
             connect(0, 1, Master("127.0.0.1", port), C10dOptions("127.0.0.1", join_s=2.0))
 
 
-def test_a_job_of_one_worker():
-    transport = connect(0, 1, Master("127.0.0.1", 0), C10dOptions("127.0.0.1", join_s=5.0))
-    try:
-        contract.all_reduce_sums(transport)
-        transport.barrier(1.0)
-        assert transport.bytes_sent == 0
-        assert transport.kind == "c10d-gloo"
-    finally:
-        transport.close()
-        transport.close()
-
-
 class FakeNccl:
     """Stands in for ProcessGroupNCCL where there is no GPU: records how it is made and used."""
 
@@ -167,6 +163,57 @@ def test_cuda_tensors_go_by_nccl(monkeypatch):
     assert (group.place, group.limit.total_seconds()) == ((1, 2), 60.0)
     groups.break_all()
     assert group.was_aborted
+
+
+class FakeStreamOperation:
+    """As NCCL's: `wait` only orders streams; over after some looks."""
+
+    def __init__(self, num_looks: int, error: str = "") -> None:
+        self.num_looks, self.error, self.num_waits = num_looks, error, 0
+
+    def is_completed(self) -> bool:
+        self.num_looks -= 1
+        return self.num_looks < 0
+
+    def wait(self) -> None:
+        self.num_waits += 1
+        if self.error:
+            raise RuntimeError(self.error)
+
+
+@pytest.fixture
+def lonely_transport():
+    transport = connect(0, 1, Master("127.0.0.1", 0), C10dOptions("127.0.0.1", join_s=5.0))
+    yield transport
+    transport.close()
+
+
+def test_a_job_of_one_worker(lonely_transport):
+    contract.all_reduce_sums(lonely_transport)
+    lonely_transport.barrier(1.0)
+    assert lonely_transport.bytes_sent == 0
+    group = lonely_transport.subgroup([0])
+    group.barrier(1.0)
+    assert (group.rank, group.size) == (0, 1)
+    lonely_transport.close()  # and once more by the fixture
+
+
+def test_nccl_is_waited_for_on_the_stream_and_never_given_a_limit(lonely_transport):
+    job = lonely_transport._job
+    never = FakeStreamOperation(num_looks=1 << 30)
+    work = StreamWork(job, never, "in the all-reduce of 4 B", (0,))
+    work.wait()
+    assert never.num_waits == 1
+    with pytest.raises(TransportTimeout, match=r"in the all-reduce of 4 B: not over after 0.01 s"):
+        work.wait(0.01)
+    assert not work.done()
+    soon = FakeStreamOperation(num_looks=3)
+    StreamWork(job, soon, "this", (0,)).wait(20.0)
+    assert soon.num_waits == 1
+    job.health.give_up("enough")
+    assert work.done()
+    with pytest.raises(PeerLost, match=r"rank 0 .* gave up: enough; while in the all-reduce of 4 B"):
+        work.wait()
 
 
 def test_devices_without_an_engine_are_refused(monkeypatch):

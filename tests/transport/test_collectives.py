@@ -69,6 +69,7 @@ def test_bytes_of_large_and_unequal_blocks(monkeypatch, direct_bytes):
     monkeypatch.setattr(collectives, "DIRECT_BYTES", direct_bytes)
     monkeypatch.setattr(collectives, "MIN_PIECE_BYTES", 64)
     monkeypatch.setattr(collectives, "MAX_PIECE_BYTES", 256)
+    monkeypatch.setattr(collectives, "MAX_PART_BYTES", 200)
     sizes = [1000, 0, 7, 12_345]
     is_ring = direct_bytes == 0
     around = [sum(size for i, size in enumerate(sizes) if i != (rank + 1) % 4) for rank in range(4)]
@@ -123,6 +124,7 @@ def test_any_sizes_groups_and_delays(data):
         patch.setattr(collectives, "DIRECT_BYTES", data.draw(st.sampled_from([0, 400, 1 << 30]), "direct"))
         patch.setattr(collectives, "MIN_PIECE_BYTES", 16)
         patch.setattr(collectives, "MAX_PIECE_BYTES", data.draw(st.sampled_from([16, 100, 4096]), "piece"))
+        patch.setattr(collectives, "MAX_PART_BYTES", data.draw(st.sampled_from([16, 100, 4096]), "part"))
         patch.setattr(collectives, "OPEN_PIECES", data.draw(st.integers(1, 4), "open pieces"))
         patch.setattr(collectives, "OPEN_ROUNDS", data.draw(st.integers(1, 3), "open rounds"))
         run_workers(size, work)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 import pytest
+import torch
 
 from poseidon.errors import PeerLost, TransportError, TransportTimeout
 from poseidon.transport.completion import Completion
@@ -117,3 +119,34 @@ def test_the_first_word_on_an_operation_counts():
     succeeded.succeed()
     succeeded.fail(PeerLost("rank 3 is lost", (3,)))
     succeeded.wait()
+
+
+def test_on_cuda_a_job_runs_after_what_its_submitter_had_queued(engine, monkeypatch):
+    """By the calls it makes: there may be no device here."""
+    calls = []
+
+    class Event:
+        def record(self) -> None:
+            calls.append(("record", threading.get_ident()))
+
+    class Stream:
+        def wait_event(self, event: Event) -> None:
+            calls.append(("wait for event", threading.get_ident()))
+
+        def synchronize(self) -> None:
+            calls.append(("synchronize", threading.get_ident()))
+
+    @contextlib.contextmanager
+    def stream(chosen: Stream):
+        calls.append(("enter stream", threading.get_ident()))
+        yield
+        calls.append(("leave stream", threading.get_ident()))
+
+    for name, thing in {"is_initialized": lambda: True, "Event": Event, "Stream": Stream, "stream": stream}.items():
+        monkeypatch.setattr(torch.cuda, name, thing)
+    engine.submit("key", lambda: calls.append(("run", threading.get_ident())), "copying").wait()
+    names = [name for name, _ in calls]
+    assert names == ["record", "enter stream", "wait for event", "run", "synchronize", "leave stream"]
+    assert calls[0][1] == threading.get_ident()
+    assert {ident for _, ident in calls[1:]} == {calls[1][1]}
+    assert calls[1][1] != threading.get_ident()
