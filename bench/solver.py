@@ -65,7 +65,7 @@ class Result:
     lowest_ratio: float
     highest_ratio: float
     limit: float
-    loss_difference: float
+    loss_difference: float | None
 
     @property
     def holds(self) -> bool:
@@ -154,7 +154,7 @@ def measure(name: str, folder: str, num_turns: int) -> Result:
     ours = solver_on(name, path, subject.batch)
     for loop in theirs.values():
         copy_weights(ours.net, loop.net)
-    difference = float("nan") if subject.recipe.crop_size else loss_difference(ours, theirs[NUM_LOADERS[0]])
+    difference = None if subject.recipe.crop_size else loss_difference(ours, theirs[NUM_LOADERS[0]])
     steps: list[Callable[[int], object]] = [ours.step, *(loop.step for loop in theirs.values())]
     turns = []
     for turn in range(num_turns + 1):
@@ -193,10 +193,11 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="bench-solver-") as folder:
             result = measure(name, folder, options.turns)
         results.append(result)
+        losses = "" if result.loss_difference is None else f"  first losses differ by {result.loss_difference:.1e}"
         spread = f"({result.lowest_ratio:.3f} - {result.highest_ratio:.3f})"
         print(
             f"{name:10}{result.batch:>6}{result.ours_ms:>8.1f}ms{result.torch_ms:>8.1f}ms{result.num_loaders:>9}"
-            f"{result.ratio:>8.3f}{spread:>20}{result.limit:>8.3f}  first losses differ by {result.loss_difference:.1e}"
+            f"{result.ratio:>8.3f}{spread:>20}{result.limit:>8.3f}{losses}"
             f"{'' if result.holds else '   <-- over the limit'}",
             flush=True,
         )
