@@ -12,6 +12,7 @@
     │   ├── PeerLost              a worker died, hangs, was cut off or gave up; names its rank and host
     │   └── TransportTimeout      an exchange took longer than allowed although nobody is known to be lost
     ├── WorkersDiffer             workers of one job differ where they must be alike; names what, and their ranks
+    ├── WorkersFailed             something that did not work on some workers of a job, or on all; told to all alike
     ├── PlanError                 a communication plan, or what it is made from, that is damaged or does not fit the net
     └── UsageError                a command or call used wrongly: flags, arguments, missing extras
 
@@ -78,6 +79,14 @@ class WorkersDiffer(PoseidonError):  # noqa: N818 (read as "except WorkersDiffer
 
     `ranks`: those that differ from rank 0.
     """
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class WorkersFailed(PoseidonError):  # noqa: N818 (read as "except WorkersFailed")
+    """What did not work on some workers of a job, or on all: every worker raises the same. `ranks`: where."""
 
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)

@@ -47,7 +47,7 @@ POSEIDON = Program(
 CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)
 
 # Flags that take no value, so that the word after them may be the verb.
-_SWITCHES = ("debug", "plain", "help", "h")
+_SWITCHES = ("debug", "plain", "help", "h", "json", "measure", "sync-bn", "sync_bn")
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -102,6 +102,7 @@ def parse(program: Program, words: Sequence[str]) -> tuple[Command, argparse.Nam
     command.declare(flags)
     found = flags.parse(rest)
     found.program = program.name
+    found.words = (verb, *rest)
     return command, found
 
 

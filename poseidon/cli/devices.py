@@ -6,6 +6,7 @@ import torch
 
 from poseidon.cli.command import listed
 from poseidon.errors import UsageError
+from poseidon.run.rendezvous import Place
 from poseidon.spec import caffe_pb2
 
 
@@ -42,6 +43,24 @@ def solver_device(param: caffe_pb2.SolverParameter, gpu: str) -> torch.device:
     if param.solver_mode == caffe_pb2.SolverParameter.GPU and torch.cuda.is_available():
         return device_for(str(param.device_id))
     return torch.device("cpu")
+
+
+def worker_device(param: caffe_pb2.SolverParameter, gpu: str, place: Place) -> torch.device:
+    """The device of one of several workers: those of a host take the GPUs that are named, or all, one each."""
+    takes_gpus = param.solver_mode == caffe_pb2.SolverParameter.GPU and torch.cuda.is_available()
+    ids = gpu_ids(gpu) if gpu else gpu_ids("all") if takes_gpus else []
+    if not ids:
+        return torch.device("cpu")
+    if torch.cuda.device_count() == 1:  # Slurm may show each task its own GPU only
+        return torch.device("cuda", ids[0])
+    if place.local_rank is None:
+        raise UsageError("which GPU is whose? Set LOCAL_RANK to 0, 1, … for the workers of a host, as torchrun does")
+    if place.local_rank >= len(ids):
+        raise UsageError(
+            f"{len(ids)} GPU(s) for {place.local_size or place.local_rank + 1} workers of this host: one worker "
+            "computes on one device; start fewer workers, or name more GPUs"
+        )
+    return torch.device("cuda", ids[place.local_rank])
 
 
 def device_text(device: torch.device) -> str:

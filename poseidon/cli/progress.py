@@ -58,12 +58,15 @@ def rate_text(per_s: float) -> str:
 
 
 class ProgressDisplay:
-    """A solver's listener; use as a context manager. When it ends it tells where the weights are."""
+    """A solver's listener; use as a context manager. When it ends it tells where the weights are.
+
+    `flags` are those that the same run would be started with again.
+    """
 
     def __init__(
-        self, param: caffe_pb2.SolverParameter, path: str, device: torch.device, requests: SignalRequests
+        self, param: caffe_pb2.SolverParameter, flags: str, device: torch.device, requests: SignalRequests
     ) -> None:
-        self._param, self._path, self._device = param, path, device
+        self._param, self._flags, self._device = param, flags, device
         self._requests = requests
         self._console = console()
         self._progress = Progress(*self._columns(), console=self._console, expand=True)
@@ -115,6 +118,10 @@ class ProgressDisplay:
             self._say(f"iteration {event.iteration}  snapshot  {event.state}", style="dim")
         elif isinstance(event, events.SolvingDone):
             self._done(event)
+
+    def show(self, lines: Iterable[str]) -> None:
+        """Lines that somebody else has to say, above the live one."""
+        self._say("\n".join(lines))
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style)
@@ -175,7 +182,7 @@ class ProgressDisplay:
         else:
             self._say(f"weights: {self._snapshot.model}")
         if event.stopped_early and self._snapshot is not None:
-            self._say(f"to go on: poseidon train --solver={self._path} --snapshot={self._snapshot.state}")
+            self._say(f"to go on: poseidon train {self._flags} --snapshot={self._snapshot.state}")
 
 
 def outputs_text(outputs: Iterable[events.OutputValue]) -> str:

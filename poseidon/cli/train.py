@@ -1,13 +1,18 @@
-"""train: `caffe train --solver=S [--snapshot=F | --weights=F,…]`."""
+"""train: `caffe train --solver=S [--snapshot=F | --weights=F,…]`; with `--workers P`, or under torchrun or srun, on P
+workers."""
 
 from __future__ import annotations
 
 import argparse
+import os
 
 from poseidon.cli.command import Command, Flags, files, listed, net_flags, one_of, require
 from poseidon.cli.terminal import loading
+from poseidon.cli.workers import check_alone, check_values, num_to_start, start_workers, worker_flags
 from poseidon.errors import UsageError
-from poseidon.spec import read_solver
+from poseidon.run.launcher import follow_launcher
+from poseidon.run.rendezvous import Place, find_place
+from poseidon.spec import caffe_pb2, read_solver
 
 EFFECTS = ("stop", "snapshot", "none")
 
@@ -28,9 +33,36 @@ def declare(flags: Flags) -> None:
         help=f"on hang-up: {effects} (snapshot)",
     )
     net_flags(flags)
+    worker_flags(flags)
 
 
 def run(found: argparse.Namespace) -> int:
+    place = find_place(os.environ, found.workers)
+    if place is not None:
+        follow_launcher(place)
+        found.plain = found.plain or place.rank != 0
+    check_values(found)
+    param = solver_param(found)
+    if place is not None:
+        return _train_in_team(param, found, place)
+    num_workers = num_to_start(found)
+    if num_workers > 1:
+        return start_workers(found, num_workers)
+    check_alone(found)
+    with loading(found):
+        from poseidon.cli.training import train
+    train(param, found)
+    return 0
+
+
+def _train_in_team(param: caffe_pb2.SolverParameter, found: argparse.Namespace, place: Place) -> int:
+    with loading(found):
+        from poseidon.cli.team import train_in_team
+    return train_in_team(param, found, place)
+
+
+def solver_param(found: argparse.Namespace) -> caffe_pb2.SolverParameter:
+    """The solver's settings, with what the flags add."""
     path = require(found.solver, "solver", "the solver's prototxt, as in --solver=solver.prototxt")
     if found.snapshot and found.weights:
         raise UsageError("give --snapshot to go on training or --weights to fine-tune, not both")
@@ -40,10 +72,7 @@ def run(found: argparse.Namespace) -> int:
     param.train_state.level = found.level
     param.train_state.stage.extend(listed(found.stage))
     param.weights.extend(files(found.weights, "weights"))
-    with loading(found):
-        from poseidon.cli.training import train
-    train(param, found)
-    return 0
+    return param
 
 
 COMMAND = Command(declare, run)

@@ -12,38 +12,49 @@ from poseidon.cli.log import CommandLog
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
+from poseidon.run.net_outputs import NetOutputs
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.events import Listener
 from poseidon.solver.snapshot import check_writable
 from poseidon.spec import caffe_pb2
 
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
 Say = Callable[[str, str], None]
+
+
+def _say_nothing(place: str, text: str) -> None:
+    """Where there is a display, it hears the solver's events."""
 
 
 def train(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> None:
     """Trains as the flags say, until max_iter or until somebody asks to stop."""
     device = solver_device(param, found.gpu)
+    if found.threads is not None:
+        torch.set_num_threads(found.threads)
     if param.snapshot_after_train:
         check_writable(param.snapshot_prefix)  # better now than when all the work is done
     with signal_requests(found.sigint_effect, found.sighup_effect) as requests:
         if has_display(found):
-            with ProgressDisplay(param, found.solver, device, requests) as display:
-                _solve(param, found.snapshot, device, requests, display)
+            with ProgressDisplay(param, f"--solver={found.solver}", device, requests) as display:
+                solve(_built(param, found, device, display), snapshot=found.snapshot, requests=requests)
             return
         with CommandLog().taking_warnings() as log:
             log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {device.index}")
-            _solve(param, found.snapshot, device, requests, log, log.say)
+            solve(_built(param, found, device, log), snapshot=found.snapshot, requests=requests, say=log.say)
 
 
-def _solve(
-    param: caffe_pb2.SolverParameter,
-    snapshot: str,
-    device: torch.device,
-    requests: SignalRequests,
-    listener: Listener,
-    say: Say = lambda place, text: None,
-) -> None:
-    solver = Solver(param, options=NetOptions(device=device), listeners=[listener])
+def _built(
+    param: caffe_pb2.SolverParameter, found: argparse.Namespace, device: torch.device, listener: Listener
+) -> Solver:
+    listeners = [listener]
+    if found.net_outputs:
+        listeners.append(NetOutputs(found.net_outputs, len(param.test_iter)))
+    return Solver(param, options=NetOptions(device=device, dtype=DTYPES[found.dtype]), listeners=listeners)
+
+
+def solve(solver: Solver, *, snapshot: str, requests: SignalRequests, say: Say = _say_nothing) -> None:
+    """Trains with a solver that is ready, from a snapshot if one is named."""
     solver.action = requests
     if snapshot:
         say("caffe.cpp:235", f"Resuming from {snapshot}")

@@ -17,7 +17,7 @@ import poseidon
 from poseidon.errors import WorkersDiffer
 from poseidon.plan import CommPlan
 from poseidon.run.profile import param_names
-from poseidon.run.replicas import checksum, groups_of, ranks_text
+from poseidon.run.replicas import checksum, groups_of, workers_text
 from poseidon.run.roundtable import Roundtable
 from poseidon.solver import Solver
 from poseidon.spec import caffe_pb2, format_message
@@ -54,7 +54,7 @@ def _difference(fact: Fact, table: Roundtable) -> WorkersDiffer:
     number = next(i for i in range(longest + 1) if len({_line(rank_lines, i) for rank_lines in lines}) > 1)
     shown = _shortened([_line(rank_lines, number) for rank_lines in lines])
     where = f", line {number + 1}" if longest > 1 else ""
-    values = "; ".join(f"{shown[group[0]]} on {_workers(group, table)}" for group in groups_of(shown))
+    values = "; ".join(f"{shown[group[0]]} on {workers_text(group, table)}" for group in groups_of(shown))
     others = tuple(rank for rank, text in enumerate(texts) if text != texts[0])
     return WorkersDiffer(f"workers differ in the {fact.name}{where}: {values}; {fact.advice}", others)
 
@@ -71,11 +71,6 @@ def _shortened(lines: Sequence[str]) -> list[str]:
     start = max(alike - _MOST_SHOWN // 2, 0) if max(map(len, lines)) > _MOST_SHOWN else 0
     ends = [(line, start + _MOST_SHOWN) for line in lines]
     return [("…" if start else "") + line[start:end] + ("…" if len(line) > end else "") for line, end in ends]
-
-
-def _workers(ranks: Sequence[int], table: Roundtable) -> str:
-    hosts = list(dict.fromkeys(table.peers[rank].host for rank in ranks))
-    return f"{ranks_text(ranks)} (host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)})"
 
 
 # -- what there is to compare ---------------------------------------------------------------------------------------

@@ -30,8 +30,8 @@ from poseidon.errors import UsageError
 from poseidon.run.rendezvous import FIRST_PORT, NUM_PORTS, Place, variables_of
 
 LOCALHOST = "127.0.0.1"
-NOTICE_S = 6.0  # for workers to notice that one is lost, and to say so
-END_S = 2.0  # for a worker to obey SIGTERM
+NOTICE_S = 4.0  # for workers to notice that one is lost, and to say so
+END_S = 1.0  # for a worker to obey SIGTERM
 LOOK_S = 0.1
 
 _PASSED_ON = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
@@ -43,8 +43,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class LocalJob:
-    """`command` is what every worker runs, in `environ` with its place added."""
+    """`command` is what every worker runs, in `environ` with its place added; `program` is how messages begin."""
 
+    program: str
     command: tuple[str, ...]
     num_workers: int
     environ: Mapping[str, str]
@@ -62,7 +63,7 @@ def launch(job: LocalJob, tell: Tell) -> int:
             for rank in range(job.num_workers):
                 place = Place(rank, job.num_workers, rank, job.num_workers, LOCALHOST, port, launcher_pid=os.getpid())
                 workers.append(_Worker(job, place))
-            return _attend(workers, waiting, tell)
+            return _attend(job.program, workers, waiting, tell)
         finally:
             for worker in workers:
                 worker.end()
@@ -119,19 +120,15 @@ class _Worker:
         if self.output is not None:
             self.output.close()
 
-    def fate(self) -> str:
-        """How it ended, where it cannot have said so itself."""
-        assert self.exit_code is not None
-        name = signal.Signals(-self.exit_code).name
-        guess = "; was the memory of this host used up?" if name == "SIGKILL" else ""
-        return f"rank {self.rank} (host {socket.gethostname()}, pid {self._process.pid}) was ended by {name}{guess}"
+    def __str__(self) -> str:
+        return f"rank {self.rank} (host {socket.gethostname()}, pid {self._process.pid})"
 
 
-def _attend(workers: Sequence[_Worker], waiting: list[signal.Signals], tell: Tell) -> int:
+def _attend(program: str, workers: Sequence[_Worker], waiting: list[signal.Signals], tell: Tell) -> int:
     """Passes on signals and shows what workers say until all have ended; ends them when one has failed."""
     failed: _Worker | None = None
     failed_s = 0.0
-    passed: set[signal.Signals] = set()
+    passed: set[int] = set()
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             if worker.output is not None:
@@ -142,8 +139,7 @@ def _attend(workers: Sequence[_Worker], waiting: list[signal.Signals], tell: Tel
                 passed.add(waiting[0])
                 _pass_on(waiting.pop(0), workers)
             if failed is None:
-                failed = next((worker for worker in workers if worker.exit_code), None)
-                failed_s = time.monotonic()
+                failed, failed_s = _first_failed(workers), time.monotonic()
             elif time.monotonic() - failed_s > NOTICE_S:
                 is_late = time.monotonic() - failed_s > NOTICE_S + END_S
                 _pass_on(signal.SIGKILL if is_late else signal.SIGTERM, workers)
@@ -151,12 +147,18 @@ def _attend(workers: Sequence[_Worker], waiting: list[signal.Signals], tell: Tel
             worker.end()
         while _show(selector, tell, 0):
             pass  # what was said last
-    failed = failed or next((worker for worker in workers if worker.exit_code), None)
-    if failed is None or failed.exit_code is None:
-        return 0
-    if failed.exit_code < 0 and -failed.exit_code not in passed:
-        tell(f"error: {failed.fate()}; the job is over")
-    return failed.exit_code if failed.exit_code > 0 else 128 - failed.exit_code
+    failed = failed or _first_failed(workers)
+    code = 0 if failed is None or failed.exit_code is None else failed.exit_code
+    if code < 0 and -code not in passed:  # it cannot have said so itself
+        name = signal.Signals(-code).name
+        guess = "; was the memory of this host used up?" if name == "SIGKILL" else ""
+        tell(f"{program}: error: {failed} was ended by {name}{guess}")
+    return code if code >= 0 else 128 - code
+
+
+def _first_failed(workers: Sequence[_Worker]) -> _Worker | None:
+    """Of several at once, one that a signal ended: the others have noticed that."""
+    return min((worker for worker in workers if worker.exit_code), key=lambda w: w.exit_code or 0, default=None)
 
 
 def _show(selector: selectors.BaseSelector, tell: Tell, wait_s: float) -> bool:

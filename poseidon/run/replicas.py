@@ -43,6 +43,12 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
+def workers_text(ranks: Sequence[int], table: Roundtable) -> str:
+    """`rank 2 (host b)`, `ranks 0 and 1 (hosts a, b)`."""
+    hosts = list(dict.fromkeys(table.peers[rank].host for rank in ranks))
+    return f"{ranks_text(ranks)} (host{'s' if len(hosts) > 1 else ''} {', '.join(hosts)})"
+
+
 class ReplicaCheck:
     """Compares the parameters of all workers, unit by unit."""
 

@@ -89,7 +89,8 @@ def test_help_of_a_command_lists_its_flags(words, capsys):
     assert caffe_main(words.split()) == 0
     flags = re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.M)
     expected = "--debug --solver --snapshot --weights --sigint-effect --sighup-effect --gpu --level --stage --plain"
-    assert flags == expected.split()
+    ours = "--workers --threads --dtype --net-outputs --scheme --schemes --reduce --wire --sync-bn --verify-replicas"
+    assert flags == [*expected.split(), *ours.split(), "--interface", "--bandwidth", "--latency"]
 
 
 def test_version(capsys):

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +28,7 @@ place = find_place(os.environ)
 
 def job(script: str, num_workers: int = 3) -> LocalJob:
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return LocalJob((sys.executable, "-c", BEGIN + script), num_workers, environ)
+    return LocalJob("poseidon", (sys.executable, "-c", BEGIN + script), num_workers, environ)
 
 
 def run(script: str, num_workers: int = 3) -> tuple[int, list[str]]:
@@ -94,8 +95,18 @@ def test_a_killed_worker_is_named(impatient):
     code, told = run("if place.rank == 2: os.kill(os.getpid(), signal.SIGKILL)" + ENDLESS)
     assert code == 128 + signal.SIGKILL
     (line,) = told
-    assert line.startswith("error: rank 2 (host ")
-    assert line.endswith("was ended by SIGKILL; was the memory of this host used up?; the job is over")
+    assert line.startswith("poseidon: error: rank 2 (host ")
+    assert line.endswith("was ended by SIGKILL; was the memory of this host used up?")
+
+
+@pytest.mark.parametrize(
+    ("codes", "first"),
+    [([None, 0, None], None), ([1, None, 3], 0), ([1, -9, None], 1), ([0, 2, -11], 2), ([0, 0], None)],
+)
+def test_of_several_that_fail_at_once_the_killed_one_counts(codes, first):
+    workers = [SimpleNamespace(rank=rank, exit_code=code) for rank, code in enumerate(codes)]
+    found = launcher._first_failed(workers)
+    assert (found and found.rank) == first
 
 
 def test_a_crashed_rank_0_is_named(impatient):

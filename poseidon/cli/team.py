@@ -1,0 +1,101 @@
+"""A training run as one of several workers: what rank 0 shows, and what the others keep to themselves."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
+
+import torch
+
+from poseidon.cli.devices import worker_device
+from poseidon.cli.log import CommandLog
+from poseidon.cli.progress import ProgressDisplay
+from poseidon.cli.signals import SignalRequests, signal_requests
+from poseidon.cli.terminal import has_display
+from poseidon.cli.training import DTYPES, solve
+from poseidon.cli.workers import bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
+from poseidon.errors import PoseidonError
+from poseidon.run.distribute import DistributeOptions
+from poseidon.run.launcher import accept_signals
+from poseidon.run.planning import Links
+from poseidon.run.rendezvous import Place
+from poseidon.run.worker import Face, WorkerOptions, train_worker
+from poseidon.solver import NetOptions
+from poseidon.spec import caffe_pb2
+
+
+def train_in_team(param: caffe_pb2.SolverParameter, found: argparse.Namespace, place: Place) -> int:
+    """Trains as the flags say, together with the other workers; returns an exit code."""
+    device = worker_device(param, found.gpu, place)
+    options = _options(found, device)
+    with signal_requests(found.sigint_effect, found.sighup_effect) as requests:
+        accept_signals()
+        try:
+            with _face(param, found, place, device, requests) as face:
+                train_worker(param, place, options, face)
+        except PoseidonError as problem:
+            if is_echo(problem, place):
+                return 1
+            raise
+    return 0
+
+
+def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
+    return WorkerOptions(
+        net=NetOptions(device=device, dtype=DTYPES[found.dtype]),
+        request=plan_request(found),
+        team=DistributeOptions(
+            averages=found.reduce != "sum",
+            sync_bn=found.sync_bn,
+            verify_replicas=found.verify_replicas or 0,
+            net_outputs=found.net_outputs,
+        ),
+        links=Links(bandwidth_bps(found), latency_s(found)),
+        threads=threads_asked(found, os.environ),
+        interface=found.interface,
+        resume=found.snapshot,
+    )
+
+
+# -- faces ------------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _face(
+    param: caffe_pb2.SolverParameter,
+    found: argparse.Namespace,
+    place: Place,
+    device: torch.device,
+    requests: SignalRequests,
+) -> Iterator[Face]:
+    farewell = partial(_farewell, found.program, place)
+    train = partial(solve, snapshot=found.snapshot, requests=requests)
+    if place.rank != 0:
+        # Rank 0 warns of what all find alike.
+        logging.getLogger("poseidon").setLevel(logging.ERROR)
+        yield Face((), _say_nothing, train, farewell)
+    elif has_display(found):
+        flags = f"--solver={found.solver}{f' --workers={place.size}' if place.launcher_pid else ''}"
+        with ProgressDisplay(param, flags, device, requests) as display:
+            yield Face((display,), display.show, train, farewell)
+    else:
+        with CommandLog().taking_warnings() as log:
+            log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {found.gpu or 'all'}")
+            yield Face((log,), partial(_log_lines, log), partial(train, say=log.say), farewell)
+
+
+def _say_nothing(lines: Sequence[str]) -> None:
+    """Rank 0 says it."""
+
+
+def _log_lines(log: CommandLog, lines: Sequence[str]) -> None:
+    for line in lines:
+        log.say("worker.py:1", line)
+
+
+def _farewell(program: str, place: Place, problem: PoseidonError) -> None:
+    if not is_echo(problem, place):
+        print(f"\n{program}: error: {problem}", file=sys.stderr, flush=True)

@@ -1,0 +1,142 @@
+"""Training with several workers, from the command line: the flags, and starting workers on this host.
+
+A process that torchrun, srun or the launcher started finds its place in the environment. Any other is alone, or starts
+`--workers` itself: as many processes with the same command line, each with a place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping
+
+from poseidon.cli.command import Flags, listed, one_of, positive_number
+from poseidon.cli.plan import AUTO, SCHEMES
+from poseidon.cli.terminal import LastingStream, loading
+from poseidon.errors import PeerLost, PoseidonError, UsageError, WorkersDiffer, WorkersFailed
+from poseidon.plan import (
+    PAYLOAD_SHARE,
+    WIRES,
+    PlanRequest,
+    parse_bandwidth,
+    parse_overrides,
+    parse_scheme,
+    parse_seconds,
+)
+from poseidon.run.launcher import LocalJob, launch
+from poseidon.run.rendezvous import Place
+
+REDUCTIONS = ("average", "sum")
+DTYPES = ("float32", "float64")
+
+_RUN_CAFFE = "import sys; from poseidon.cli import caffe_main; sys.exit(caffe_main())"
+_PROGRAMS = {"poseidon": ("-m", "poseidon"), "caffe": ("-c", _RUN_CAFFE)}
+
+
+def worker_flags(flags: Flags) -> None:
+    """What `train` takes besides Caffe's flags. Those that only several workers need have no default here."""
+    flags.flag("workers", type=positive_number, metavar="P", help="train with P worker processes on this host")
+    flags.flag("threads", type=positive_number, metavar="N", help="a worker's (the host's cores divided among them)")
+    flags.flag("dtype", type=one_of(DTYPES), default="float32", metavar="TYPE", help=f"{'|'.join(DTYPES)} (float32)")
+    flags.flag("net-outputs", metavar="PREFIX", help="write losses and outputs to PREFIX.netoutputs, as CSV")
+    flags.flag("scheme", type=one_of(SCHEMES), metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
+    flags.flag("schemes", metavar="LIST", help="schemes by layer or parameter: fc6=ring,fc7*=factors")
+    flags.flag("reduce", type=one_of(REDUCTIONS), metavar="HOW", help="gradients over workers: average|sum (average)")
+    flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=f"dense gradients travel as {'|'.join(WIRES)} (fp32)")
+    flags.flag("sync-bn", action="store_true", help="BatchNorm takes the statistics of all workers' batches")
+    flags.flag("verify-replicas", type=positive_number, metavar="N", help="compare parameters every N iterations")
+    flags.flag("interface", metavar="NAME", help="network interface (the one towards the first worker's host)")
+    flags.flag("bandwidth", metavar="RATE", help="of a host's link, like 1gbit, instead of measuring it")
+    flags.flag("latency", metavar="TIME", help="of a message, like 0.1ms, instead of measuring it")
+
+
+_NEED_SEVERAL = (
+    "scheme",
+    "schemes",
+    "reduce",
+    "wire",
+    "sync_bn",
+    "verify_replicas",
+    "interface",
+    "bandwidth",
+    "latency",
+)
+
+
+def check_alone(found: argparse.Namespace) -> None:
+    """Refuses what makes no sense for one worker."""
+    for name in _NEED_SEVERAL:
+        if getattr(found, name):
+            flag = name.replace("_", "-")
+            raise UsageError(f"--{flag} is for training with several workers; give --workers too, or leave it out")
+
+
+def check_values(found: argparse.Namespace) -> None:
+    """Raises for values that cannot be read: here, once, not on every worker."""
+    plan_request(found)
+    bandwidth_bps(found)
+    latency_s(found)
+
+
+def plan_request(found: argparse.Namespace) -> PlanRequest:
+    """What the flags ask of the plan."""
+    return PlanRequest(
+        wire=found.wire or WIRES[0],
+        scheme=None if found.scheme in (None, AUTO) else parse_scheme(found.scheme),
+        overrides=parse_overrides(found.schemes) if found.schemes else (),
+    )
+
+
+def bandwidth_bps(found: argparse.Namespace) -> float | None:
+    """Payload of the link the flags name, if they do."""
+    return parse_bandwidth(found.bandwidth) * PAYLOAD_SHARE if found.bandwidth else None
+
+
+def latency_s(found: argparse.Namespace) -> float | None:
+    return parse_seconds(found.latency) if found.latency else None
+
+
+def threads_asked(found: argparse.Namespace, environ: Mapping[str, str]) -> int | None:
+    """--threads, or OMP_NUM_THREADS unless torchrun has put it there, which knows nothing of the host's cores."""
+    if found.threads is not None:
+        return int(found.threads)
+    text = environ.get("OMP_NUM_THREADS", "")
+    is_torchruns = "TORCHELASTIC_RUN_ID" in environ and text == "1"
+    return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 and not is_torchruns else None
+
+
+# -- starting workers -------------------------------------------------------------------------------------------------
+def num_to_start(found: argparse.Namespace) -> int:
+    """How many workers this process is to start: --workers, or one for each of several GPUs."""
+    num_gpus = 1
+    if found.gpu == "all" or len(listed(found.gpu)) > 1:
+        with loading(found):
+            from poseidon.cli.devices import gpu_ids
+        num_gpus = len(gpu_ids(found.gpu))
+    if found.gpu and found.workers is not None and found.workers != num_gpus:
+        raise UsageError(
+            f"--gpu={found.gpu} names {num_gpus} GPU{'s' if num_gpus > 1 else ''} for {found.workers} workers; one "
+            "worker computes on one device: leave --workers out, or name as many GPUs"
+        )
+    return num_gpus if found.gpu else found.workers or 1
+
+
+def start_workers(found: argparse.Namespace, num_workers: int) -> int:
+    """Trains with workers of this host; returns an exit code."""
+    stream = LastingStream(sys.stderr)
+
+    def tell(line: str) -> None:
+        stream.write(f"{line}\n")
+        stream.flush()
+
+    command = (sys.executable, *_PROGRAMS[found.program], *found.words)
+    return launch(LocalJob(found.program, command, num_workers, os.environ), tell)
+
+
+def is_echo(problem: PoseidonError, place: Place) -> bool:
+    """True if another worker on the same terminal says the same: of those left the first one speaks for all."""
+    if place.launcher_pid is None or not isinstance(problem, (PeerLost, WorkersDiffer, WorkersFailed)):
+        return False
+    lost = problem.ranks if isinstance(problem, PeerLost) else ()
+    return place.rank != min(set(range(place.size)) - set(lost), default=place.rank)

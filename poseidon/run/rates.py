@@ -1,0 +1,88 @@
+"""Rates of a worker's device that a plan needs, measured on stand-ins so that nothing of the net changes.
+
+    flops        products as FACTORS rebuilds gradients with them, uᵀ v: u is K × M and v is K × N
+    update_bps   parameters through the solver's rule, in bits per second
+    send_s       processor time that a small exchange takes from a net which computes on the same processor
+
+All workers measure at the same time: those of one host share its memory, as they will while training.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from poseidon.plan import NetProfile
+from poseidon.plan.cluster import DEFAULT_SEND_S
+from poseidon.run.roundtable import Roundtable
+from poseidon.solver import Solver
+from poseidon.solver.rules import Hyper
+
+_NUM_TRIES = 3
+_NUM_SENDS = 20
+_MOST_SIDE = 1024  # of a product's three sides; beyond that the rate grows no more
+_MOST_ELEMS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    flops: float
+    update_bps: float
+    send_s: float
+
+
+def measure_rates(solver: Solver, profile: NetProfile, table: Roundtable) -> Rates:
+    """Of this worker; infinite where the net has nothing of the kind. All workers call it together."""
+    send_s = _send_s(table) if solver.net.device.type == "cpu" else DEFAULT_SEND_S
+    return Rates(_flops(solver, profile, table.size), _update_bps(solver), send_s)
+
+
+def _flops(solver: Solver, profile: NetProfile, num_workers: int) -> float:
+    shapes = [param.factors for param in profile.params if param.factors is not None and param.learns]
+    if not shapes:
+        return math.inf
+    largest = max(shapes, key=lambda shape: shape.rows * shape.outputs * shape.inputs)
+    rows, outputs, inputs = (
+        min(side, _MOST_SIDE) for side in (largest.rows * num_workers, largest.outputs, largest.inputs)
+    )
+    net = solver.net
+    u = torch.ones(rows, outputs, device=net.device, dtype=net.dtype)
+    v = torch.ones(rows, inputs, device=net.device, dtype=net.dtype)
+    return 2 * rows * outputs * inputs / _seconds(solver, lambda: u.t() @ v)
+
+
+def _update_bps(solver: Solver) -> float:
+    moving = [slot for slot in solver.slots if slot.value.requires_grad and slot.value.numel()]
+    if not moving:
+        return math.inf
+    largest = max(moving, key=lambda slot: slot.value.numel())
+    value = largest.value.detach().reshape(-1)[:_MOST_ELEMS].clone()
+    slot = solver.rule.slot("stand-in", value, largest.rate_mult, largest.decay_mult)
+    grad = torch.zeros_like(value)
+    hyper = Hyper.of(solver.param, 0, solver.lr)
+    return value.nbytes * 8 / _seconds(solver, lambda: solver.rule.update([slot], [grad], hyper))
+
+
+def _send_s(table: Roundtable) -> float:
+    begin = time.process_time()
+    for _ in range(_NUM_SENDS):
+        table.meet()
+    return (time.process_time() - begin) / _NUM_SENDS
+
+
+def _seconds(solver: Solver, run: Callable[[], object]) -> float:
+    """The median of a few runs after a first that is not counted."""
+    seconds = []
+    for _ in range(_NUM_TRIES + 1):
+        begin = time.perf_counter()
+        with torch.no_grad():
+            run()
+        if solver.net.device.type == "cuda":
+            torch.cuda.synchronize(solver.net.device)
+        seconds.append(time.perf_counter() - begin)
+    return max(statistics.median(seconds[1:]), 1e-9)

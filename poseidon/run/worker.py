@@ -1,0 +1,194 @@
+"""Worker: what one of P processes does, from joining the job to its end.
+
+    join      the interface towards the master, a transport, everybody's card; the cores are divided
+    build     the solver, alike on all workers: a random seed is rank 0's
+    plan      measured and made, or taken from the snapshot; rank 0 shows it
+    train     distribute (distribute.py), restore, solve
+
+Whatever goes wrong on one worker ends all of them within seconds, and all say why. A worker that is in the midst of a
+long computation when another is lost does not hear of it there: the sentinel ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from poseidon.errors import PeerLost, PoseidonError, TransportError, WorkersDiffer, WorkersFailed
+from poseidon.plan import PlanRequest
+from poseidon.run.attempt import attempt
+from poseidon.run.cards import Card, nodes_of, threads_of
+from poseidon.run.distribute import DistributeOptions, distribute
+from poseidon.run.planning import Links, Planned, Planning, plan_together
+from poseidon.run.rendezvous import Place
+from poseidon.run.roundtable import Roundtable
+from poseidon.run.welcome import Crew, batch_lines, cluster_line, links_line, plan_lines
+from poseidon.solver import NetOptions, Solver
+from poseidon.solver.events import Listener
+from poseidon.solver.snapshot import check_writable
+from poseidon.spec import caffe_pb2
+from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
+from poseidon.transport.interface import choose_interface
+
+# A lost worker is noticed within 7 s; together with this the survivors end within 10.
+END_S = 2.5
+LOOK_S = 0.25
+SWITCH_S = 0.0005  # threads that move gradients get their turn sooner than Python's 5 ms
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """How workers train together.
+
+    threads     to compute with; None: the cores of a host are divided among its workers
+    interface   name of the network interface; None: the one towards the master
+    resume      a snapshot to go on from; "": none
+    """
+
+    net: NetOptions
+    request: PlanRequest
+    team: DistributeOptions
+    links: Links
+    threads: int | None = None
+    interface: str | None = None
+    resume: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Face:
+    """A worker's side towards people.
+
+    listeners   hear the solver's events
+    show        shows lines; only rank 0's is called
+    train       trains, once the solver is one of several: restores a snapshot, answers signals, solves
+    farewell    says why the process ends, where no exception can reach the command line
+    """
+
+    listeners: tuple[Listener, ...]
+    show: Callable[[Sequence[str]], None]
+    train: Callable[[Solver], None]
+    farewell: Callable[[PoseidonError], None]
+
+
+def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: WorkerOptions, face: Face) -> None:
+    """Trains as one of `place.size` workers, to the end."""
+    sys.setswitchinterval(SWITCH_S)
+    if torch.device(options.net.device).type == "cuda":
+        torch.cuda.set_device(options.net.device)
+    is_multi_host = place.local_size is not None and place.local_size < place.size
+    interface = choose_interface(place.master_address, is_multi_host=is_multi_host, wanted=options.interface)
+    master = Master(place.master_address, place.master_port, place.store_prefix)
+    transport = connect(place.rank, place.size, master, C10dOptions(address=interface.address))
+    with _ended_by_all(transport, face):
+        table = Roundtable(transport)
+        card = Card(transport.peers[place.rank].host, place.local_size, _cores(), options.threads, str(interface))
+        cards = [Card.from_json(text) for text in table.gather_texts(card.to_json())]
+        _Worker(transport, table, cards, face).train(param, options)
+        table.meet()  # nobody leaves while another may still fail
+
+
+class _Worker:
+    """One worker that has met the others."""
+
+    def __init__(self, transport: C10dTransport, table: Roundtable, cards: Sequence[Card], face: Face) -> None:
+        self._transport, self._table, self._face = transport, table, face
+        nodes = nodes_of(cards)
+        self._crew = Crew(cards, nodes, threads_of(cards, nodes))
+        torch.set_num_threads(self._crew.threads[table.rank])
+
+    def train(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> None:
+        solver = self._build(param, options.net)
+        planning = Planning(options.request, options.links, options.resume, tuple(self._crew.nodes))
+        planned = plan_together(solver, self._transport, self._table, planning)
+        if self._table.rank == 0:
+            self._face.show(self._welcome(solver, planned, options.resume))
+        # Whether a snapshot's plan is used is decided already: this is it, or another one is wanted.
+        team = replace(options.team, reuse_plan=False)
+        with distribute(solver, self._transport, planned.plan, team):
+            self._face.train(solver)
+
+    def _build(self, param: caffe_pb2.SolverParameter, options: NetOptions) -> Solver:
+        if param.random_seed < 0:
+            seeds = self._table.gather(torch.tensor(secrets.randbits(62)))
+            param.random_seed = int(seeds[0])
+        solver = attempt(self._table, lambda: self._solver(param, options))
+        assert solver is not None, "all workers build one"
+        return solver
+
+    def _solver(self, param: caffe_pb2.SolverParameter, options: NetOptions) -> Solver:
+        if self._table.rank == 0 and param.snapshot_after_train:
+            check_writable(param.snapshot_prefix)  # better now than when all the work is done
+        return Solver(param, options=options, listeners=self._face.listeners)
+
+    def _welcome(self, solver: Solver, planned: Planned, snapshot: str) -> list[str]:
+        return [
+            cluster_line(self._crew),
+            links_line(self._crew.cards[0], planned.plan, planned.links),
+            *batch_lines(solver.net, self._table.size, solver.param.iter_size),
+            *plan_lines(planned.plan, snapshot if planned.is_saved else ""),
+        ]
+
+
+def _cores() -> tuple[int, ...]:
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+# -- ends -------------------------------------------------------------------------------------------------------------
+@contextlib.contextmanager
+def _ended_by_all(transport: C10dTransport, face: Face) -> Iterator[None]:
+    """Around a worker's life: what goes wrong here is told to the others, and what goes wrong there ends this one."""
+    sentinel = _Sentinel(transport, face)
+    own = transport.peers[transport.rank]
+    try:
+        yield
+    except (WorkersFailed, WorkersDiffer) as problem:
+        # All raise the same: who left before the last one has heard it would look like one more problem.
+        sentinel.problem = problem
+        with contextlib.suppress(TransportError):
+            transport.barrier(END_S)
+        raise
+    except PeerLost as problem:
+        sentinel.problem = problem
+        raise
+    except PoseidonError as problem:
+        sentinel.problem = PoseidonError(f"{own}: {problem}")
+        transport.abort(str(problem))
+        raise sentinel.problem from problem
+    except BaseException as problem:
+        sentinel.problem = PoseidonError(f"{own}: {type(problem).__name__}: {problem}")
+        transport.abort(f"{type(problem).__name__}: {problem}")
+        raise
+    finally:
+        transport.close()
+    sentinel.stop()
+
+
+class _Sentinel:
+    """Ends the process if it is still there a moment after somebody was lost, itself included.
+
+    `problem` is what it says then: what the worker has met itself, else who was lost.
+    """
+
+    def __init__(self, transport: C10dTransport, face: Face) -> None:
+        self.problem: PoseidonError | None = None
+        self._transport, self._face = transport, face
+        self._is_over = threading.Event()
+        threading.Thread(target=self._watch, name="sentinel", daemon=True).start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+
+    def _watch(self) -> None:
+        loss = None
+        while loss is None and not self._is_over.wait(LOOK_S):
+            loss = self._transport.loss("computing")
+        if loss is not None and not self._is_over.wait(END_S):
+            self._face.farewell(self.problem or loss)
+            os._exit(1)
