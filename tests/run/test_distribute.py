@@ -79,6 +79,35 @@ def test_dummy_data_is_that_of_the_whole_batch():
     assert_close(together[0], alone(solver_param(DUMMY.format(6)), 10))
 
 
+FED = """
+    layer {{ name: "fed" type: "MemoryData" top: "x" top: "y"
+             memory_data_param {{ batch_size: {0} channels: 3 height: 1 width: 1 }} }}
+    layer {{ name: "drop" type: "Dropout" bottom: "x" top: "x" }}
+    layer {{ name: "fc" type: "InnerProduct" bottom: "x" top: "z" inner_product_param {{ num_output: 1
+             weight_filler {{ type: "xavier" }} }} }}
+    layer {{ name: "flat" type: "Flatten" bottom: "y" top: "t" }}
+    layer {{ name: "loss" type: "EuclideanLoss" bottom: "z" bottom: "t" top: "loss" }}
+"""
+
+
+def test_each_worker_is_fed_its_own_memory_data():
+    """Whoever deals the samples out in turn gets one worker with all of them."""
+    random = torch.Generator().manual_seed(1)
+    data, labels = torch.randn(12, 3, 1, 1, generator=random), torch.randn(12, generator=random)
+
+    def act(worker):
+        worker.solver.net.layers["fed"].reset(data[worker.transport.rank :: 3], labels[worker.transport.rank :: 3])
+        worker.solver.step(10)
+        return parameters(worker.solver)
+
+    together = in_team(3, solver_param(FED.format(2)), act)
+    solver, _ = built(solver_param(FED.format(6)))
+    solver.net.layers["fed"].reset(data, labels)
+    solver.step(10)
+    assert_alike(together)
+    assert_close(together[0], parameters(solver))
+
+
 def test_summed_gradients_are_a_loss_times_the_number_of_workers():
     """PMLS's rule: P workers move as one whose loss weighs P times as much."""
     options = DistributeOptions(averages=False)
