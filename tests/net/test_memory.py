@@ -55,6 +55,18 @@ def product(num_output: int, name: str = "fc", bottom: str = "x") -> str:
             "'p' (Pooling): the padded plane of shape 1 x 1 x 2000000001 x 2000000001 would need",
         ),
         (
+            (0, 9, 6, 6),
+            'layer { name: "p" type: "Pooling" bottom: "x" top: "y" '
+            "pooling_param { pool: AVE kernel_size: 3 stride: 2147483648 pad: 1 round_mode: FLOOR } }",
+            "kernel, stride and pad must be at most 2147483647, got 3 x 3, 2147483648 x 2147483648 and 1 x 1",
+        ),
+        (
+            (0, 1, 4, 4),
+            'layer { name: "c" type: "Im2col" bottom: "x" top: "y" '
+            "convolution_param { kernel_size: 1 dilation: 4294967295 } }",
+            "kernel size, stride, pad and dilation must be at most 2147483647, got 4294967295",
+        ),
+        (
             (1, 4),
             'layer { name: "t" type: "Tile" bottom: "x" top: "y" tile_param { tiles: 2000000000 } }'
             'layer { name: "u" type: "Tile" bottom: "y" top: "z" tile_param { axis: 0 tiles: 2000000000 } }',

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poseidon.net.layer import Layer, Shape, text_of
+from poseidon.net.memory import MAX_EXTENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,10 @@ def pooled_shape(layer: Layer, window: PoolWindow, shape: Shape, *, stochastic: 
     kernel, pad = text_of(window.kernel), text_of(window.pad)
     if min(window.kernel) < 1 or min(window.stride) < 1:
         raise layer.error(f"kernel and stride must be at least 1, got {kernel} and {text_of(window.stride)}")
+    if max(*window.kernel, *window.stride, *window.pad) > MAX_EXTENT:
+        raise layer.error(
+            f"kernel, stride and pad must be at most {MAX_EXTENT}, got {kernel}, {text_of(window.stride)} and {pad}"
+        )
     if any(window.pad) and stochastic:
         raise layer.error(f"STOCHASTIC pooling takes no padding, got pad {pad}")
     if any(p >= k for p, k in zip(window.pad, window.kernel, strict=True)):

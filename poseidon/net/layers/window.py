@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from poseidon.net.layer import Layer, Shape, text_of
+from poseidon.net.memory import MAX_EXTENT
 
 # torch's CPU convolutions (oneDNN's) crash where two windows lie too many elements apart: seen with strides from 1024
 # and from 2¹⁷ elements on.
@@ -92,6 +93,9 @@ def read_window(layer: Layer, num_axes: int) -> Window:
     for name, values in (("kernel size", window.kernel), ("stride", window.stride), ("dilation", window.dilation)):
         if min(values, default=1) < 1:
             raise layer.error(f"{name} must be at least 1 along every spatial axis, got {text_of(values)}")
+    largest = max((*window.kernel, *window.stride, *window.pad, *window.dilation), default=1)
+    if largest > MAX_EXTENT:
+        raise layer.error(f"kernel size, stride, pad and dilation must be at most {MAX_EXTENT}, got {largest}")
     return window
 
 
