@@ -80,7 +80,7 @@ class Scheduler:
         self._starter = threading.Thread(target=self._run_starter, name="poseidon-starter", daemon=True)
         self._finishers = [
             threading.Thread(target=self._run_finisher, name=f"poseidon-finisher-{number}", daemon=True)
-            for number in range(plan.in_flight)
+            for number in range(min(plan.in_flight, len(self._order)))
         ]
         for thread in (self._starter, *self._finishers):
             thread.start()

@@ -171,11 +171,28 @@ class Net(nn.Module):
     # -- weights ----------------------------------------------------------------------------------------------------
     def load(self, path: str | Path) -> WeightsReport:
         """Copies weights by layer name; the report says what matched and what did not."""
+        self.settle()
         return load_weights(self, path)
 
     def save(self, path: str | Path, *, with_diff: bool = False) -> None:
         """Writes a .caffemodel, or HDF5 where the name ends in .h5; Caffe reads both."""
+        self.settle()
         save_weights(self, path, with_diff=with_diff)
+
+    def settle(self) -> None:
+        """Returns when all parameters are up to date, where somebody changes them from another thread."""
+        for node in self.graph.nodes:
+            if node.layer.gate is not None:
+                for index in range(node.layer.num_params):
+                    node.layer.gate(index)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        self.settle()
+        return super().state_dict(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        self.settle()
+        return super().load_state_dict(*args, **kwargs)
 
     # -- inside -----------------------------------------------------------------------------------------------------
     def _module_name(self, name: str) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from poseidon.comm.events import SendApplied, SendReduced, SendStarted, UnitDone, UnitReady, WaitEnded, WaitStarted
 from poseidon.comm.server import PULL
+from poseidon.net import Net
 from poseidon.plan import CommPlan, Override, Scheme, Send
 from poseidon.transport import Transport
 from poseidon.transport.faulty import Faults, FaultyTransport
@@ -111,6 +112,38 @@ def test_a_wait_is_told_with_its_end_and_only_where_there_is_one():
             own = [event for event in log.entries if getattr(event, "unit", None) == unit]
             for before, event in itertools.pairwise(own):
                 assert not (type(before) is UnitDone and type(event) is WaitStarted)
+
+
+@pytest.mark.parametrize("reads", ["save", "load", "state_dict", "load_state_dict"])
+def test_whoever_reads_or_writes_parameters_waits_for_all_of_them(reads, tmp_path):
+    plan = plan_of(DEEP, 2, plain_request())
+    units = units_of(plan, ["fc6"])
+    Net.from_text(DEEP.text(1), phase="TRAIN").save(tmp_path / "other.caffemodel")
+    calls = {
+        "save": lambda net: net.save(tmp_path / "net.caffemodel"),
+        "load": lambda net: net.load(tmp_path / "other.caffemodel"),
+        "state_dict": lambda net: net.state_dict(),
+        "load_state_dict": lambda net: net.load_state_dict(Net.from_text(DEEP.text(1), phase="TRAIN").state_dict()),
+    }
+
+    def work(transport: Transport) -> Log:
+        released = threading.Event()
+
+        def body(worker: Worker, log: Log) -> None:
+            worker.solver.step(1)
+            watcher = threading.Thread(
+                target=lambda: (log.wait_for(lambda entries: WaitStarted(*units) in entries), released.set())
+            )
+            watcher.start()
+            calls[reads](worker.solver.net)
+            log("read")
+            watcher.join()
+            worker.updates.drain()
+
+        return watched(plan, HoldingTransport(transport, plan, units, released), body)
+
+    for log in run_workers(2, work):
+        assert log.position(UnitDone(*units)) < log.position("read")
 
 
 # -- backward ---------------------------------------------------------------------------------------------------------
