@@ -91,7 +91,8 @@ class BatchNorm(Layer):
         # variance in these two, and the statistics cost no pass of their own.
         y = _batch_norm(x, weight, bias, mean, variance, True, eps)
         if x.numel() == x.shape[1]:
-            variance.zero_()  # one value per channel has no unbiased estimate; the kernel leaves 0 / 0
+            # One value per channel has no unbiased estimate, the kernel leaves 0 / 0; backward still wants that tensor.
+            variance = torch.zeros_like(variance)
         self._gather(mean, variance)
         return y
 
