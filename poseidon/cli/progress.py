@@ -95,6 +95,10 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Leaves the terminal as others expect it."""
         self._progress.stop()
 
     def __call__(self, event: events.Event) -> None:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -80,7 +80,7 @@ def _face(
     elif has_display(found):
         flags = f"--solver={found.solver}{f' --workers={place.size}' if place.launcher_pid else ''}"
         with ProgressDisplay(param, flags, device, requests) as display:
-            yield Face((display,), display.show, train, farewell)
+            yield Face((display,), display.show, train, partial(farewell, stop_display=display.stop))
     else:
         with CommandLog().taking_warnings() as log:
             log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {found.gpu or 'all'}")
@@ -96,6 +96,9 @@ def _log_lines(log: CommandLog, lines: Sequence[str]) -> None:
         log.say("worker.py:1", line)
 
 
-def _farewell(program: str, place: Place, problem: PoseidonError) -> None:
+def _farewell(
+    program: str, place: Place, problem: PoseidonError, *, stop_display: Callable[[], None] = lambda: None
+) -> None:
+    stop_display()
     if not is_echo(problem, place):
-        print(f"\n{program}: error: {problem}", file=sys.stderr, flush=True)
+        print(f"{program}: error: {problem}", file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ from poseidon.net.layers.convolution import Convolution
 from poseidon.net.layers.deconvolution import Deconvolution
 from poseidon.net.layers.hdf5_output import HDF5Output
 from poseidon.net.layers.inner_product import InnerProduct
+from poseidon.net.layers.python import Python
 from poseidon.net.layers.recurrent import Recurrent
 from poseidon.solver.continuation import Carrying
 
@@ -86,8 +87,9 @@ def scaled_times(times: Sequence[LayerTime], total_s: float) -> list[LayerTime]:
 def measured_times(net: Net, num_passes: int = 3) -> list[LayerTime]:
     """The median of a few passes after a first that is not counted.
 
-    Layers that feed the net are left out: batches are made ahead while others compute. The passes run on zeros, and
-    leave parameters, gradients, statistics, carried states and random draws as they were.
+    Layers that feed the net are left out: batches are made ahead while others compute. So are Python layers, which may
+    count how often they are called. The passes run on zeros, and leave parameters, gradients, statistics, carried
+    states and random draws as they were.
     """
     nodes = net.graph.nodes
     forward_s: list[list[float]] = [[] for _ in nodes]
@@ -106,8 +108,9 @@ def measured_times(net: Net, num_passes: int = 3) -> list[LayerTime]:
 
 
 def _is_run(node: Node) -> bool:
+    """What feeds a net is left out, and what would leave traces: in a file, or in a user's own object."""
     feeds = not node.bottoms and not node.layer.num_params
-    return not feeds and not isinstance(node.layer, HDF5Output)  # which would write to its file
+    return not feeds and not isinstance(node.layer, HDF5Output | Python)
 
 
 def _seconds(call: Callable[[], object], wait: Callable[[], object]) -> float:

@@ -123,3 +123,25 @@ class TestMeasuring:
         before = target.stat().st_size if target.exists() else None
         measured_times(net, num_passes=1)
         assert (target.stat().st_size if target.exists() else None) == before
+
+
+def test_python_layers_are_not_called(tmp_path, monkeypatch):
+    """They may count, or write: nobody but the user knows."""
+    (tmp_path / "traces.py").write_text(
+        "import caffe\n"
+        "class Traces(caffe.Layer):\n"
+        "    calls = 0\n"
+        "    def reshape(self, bottom, top): top[0].reshape(*bottom[0].shape)\n"
+        "    def forward(self, bottom, top): Traces.calls += 1\n"
+        "    def backward(self, top, down, bottom): Traces.calls += 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    python = 'layer { name: "p" type: "Python" bottom: "y" top: "z" python_param { module: "traces" layer: "Traces" } }'
+    text = NET.replace('bottom: "y" top: "loss"', 'bottom: "z" top: "loss"')
+    net = Net.from_text(text.replace('layer { name: "loss"', f'{python} layer {{ name: "loss"'), phase="TRAIN")
+    times = measured_times(net)
+    import traces
+
+    assert traces.Traces.calls == 0
+    assert times[-2] == LayerTime()
+    assert times[-1].forward_s > 0

@@ -260,3 +260,38 @@ def test_a_mistake_that_all_workers_find_is_told_once(tmp_path):
     assert line.startswith("poseidon: error: ")
     assert "nowhere.h5" in line
     assert "Traceback" not in failed.log
+
+
+PYTHON_LAYER = """
+import os, signal
+import caffe
+
+class Moody(caffe.Layer):
+    def setup(self, bottom, top): self.count = 0
+    def reshape(self, bottom, top): top[0].reshape(*bottom[0].shape)
+    def forward(self, bottom, top):
+        top[0].data[...] = bottom[0].data
+        self.count += 1
+        if self.count == 3 and os.environ["RANK"] == "1":
+            raise ArithmeticError("the third batch is too much")
+        while self.count == 3:
+            signal.pause()  # as long as a computation may take
+    def backward(self, top, down, bottom): bottom[0].diff[...] = top[0].diff
+"""
+
+
+def test_a_worker_that_throws_ends_one_that_computes(tmp_path):
+    """The second is told by nobody it waits for: its sentinel ends it."""
+    write_case(tmp_path, ENDLESS)
+    (tmp_path / "moody.py").write_text(PYTHON_LAYER)
+    moody = (
+        'layer { name: "moody" type: "Python" bottom: "data" top: "out" python_param {module:"moody" layer:"Moody"} }'
+    )
+    net = (tmp_path / "net.prototxt").read_text().replace('bottom: "data"', 'bottom: "out"')
+    (tmp_path / "net.prototxt").write_text(net.replace('layer {\n  name: "fc1"', f'{moody} layer {{ name: "fc1"'))
+    done = run(tmp_path, "--workers=2", "--bandwidth=1gbit")
+    assert done.code == 1
+    thrown, ended = done.log.splitlines()[-2:]
+    problem = r"rank 1 \(host \S+, pid \d+\).*layer 'moody' \(Python\).*ArithmeticError: the third batch is too much"
+    assert re.fullmatch(rf"rank 1: poseidon: error: {problem}", thrown)
+    assert re.fullmatch(rf"poseidon: error: {problem}; while computing", ended)
