@@ -170,8 +170,11 @@ def _exchange(ring: _Ring, outgoing: Sequence[Tensor], incoming: Sequence[Tensor
 
 def _reduce(ring: _Ring, shards: Sequence[Tensor]) -> None:
     own = _parts(shards[ring.place])
-    rows = [[piece.new_empty(piece.numel()) for piece in own[:OPEN_ROUNDS]] for _ in shards]
-    arriving = [[row[number % OPEN_ROUNDS][: piece.numel()] for number, piece in enumerate(own)] for row in rows]
+    others = [place for place in range(ring.size) if place != ring.place]
+    memory = {place: [torch.empty_like(piece) for piece in own[:OPEN_ROUNDS]] for place in others}
+    arriving: list[list[Tensor]] = [[] for _ in shards]
+    for place in others:
+        arriving[place] = [memory[place][number % OPEN_ROUNDS][: len(piece)] for number, piece in enumerate(own)]
     for number in _rounds(ring, [_parts(shard) for shard in shards], arriving):
         if number < len(own):
             parts = [own[number] if place == ring.place else arriving[place][number] for place in range(ring.size)]

@@ -132,7 +132,7 @@ class Engine:
 
 def _carry_out(job: _Job) -> None:
     try:
-        with job.turn:
+        with torch.no_grad(), job.turn:  # parameters travel too, and nobody differentiates a journey
             job.run()
     except BaseException as error:  # whatever it is belongs to the thread that waits for the job
         job.completion.fail(error)

@@ -19,8 +19,10 @@ import traceback
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from poseidon.errors import PeerLost, TransportError, TransportTimeout
@@ -31,6 +33,7 @@ from poseidon.transport.engine import Engine
 from poseidon.transport.tally import Tally
 
 T = TypeVar("T")
+LAST_WORDS_S = 5.0  # for the others to end, after one has failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +236,7 @@ class InprocTransport:
         return _Entry(self.rank, tensor, Completion(what, others, self._switch.limit_s))
 
 
+@torch.no_grad()
 def _copy(send: _Entry, receive: _Entry) -> None:
     error = None
     if (send.tensor.dtype, send.tensor.numel()) != (receive.tensor.dtype, receive.tensor.numel()):
@@ -246,6 +250,7 @@ def _copy(send: _Entry, receive: _Entry) -> None:
         entry.completion.succeed() if error is None else entry.completion.fail(error)
 
 
+@torch.no_grad()
 def _act_for_all(entries: list[_Entry], act: Callable[[list[_Entry]], None]) -> None:
     kinds = {(entry.tensor.dtype, entry.tensor.numel()) for entry in entries}
     if len(kinds) > 1:
@@ -282,6 +287,7 @@ def run_workers(
     switch = Switch(tuple(Peer(rank, names[rank], os.getpid()) for rank in range(size)), limit_s=timeout_s)
     results: dict[int, T] = {}
     failures: list[tuple[int, BaseException]] = []
+    ended: SimpleQueue[int] = SimpleQueue()
 
     def work(rank: int) -> None:
         transport = InprocTransport(switch, rank)
@@ -292,14 +298,12 @@ def run_workers(
             transport.abort(f"{type(error).__name__}: {error}")
         finally:
             transport.close()
+            ended.put(rank)
 
     threads = [threading.Thread(target=work, args=(rank,), name=f"worker-{rank}", daemon=True) for rank in range(size)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + timeout_s
-    for thread in threads:
-        thread.join(max(0.0, deadline - time.monotonic()))
-    stuck = [rank for rank, thread in enumerate(threads) if thread.is_alive()]
+    stuck = _wait_for_all(size, ended, failures, timeout_s)
     if failures:
         rank, error = failures[0]
         if hasattr(error, "add_note"):  # Python 3.11
@@ -308,8 +312,22 @@ def run_workers(
     if stuck:
         places = "; ".join(f"rank {rank} in {_place_of(threads[rank])}" for rank in stuck)
         switch.lose(stuck[0], f"it did not finish within {timeout_s:g} s")
-        raise TransportTimeout(f"workers did not finish within {timeout_s:g} s: {places}", tuple(stuck))
+        raise TransportTimeout(f"workers did not finish within {timeout_s:g} s: {places}", stuck)
     return [results[rank] for rank in range(size)]
+
+
+def _wait_for_all(size: int, ended: SimpleQueue[int], failures: Sequence[object], timeout_s: float) -> tuple[int, ...]:
+    """The ranks that have not ended in time; there is less of it once somebody has failed."""
+    stuck = set(range(size))
+    deadline_s = time.monotonic() + timeout_s
+    while stuck:
+        try:
+            stuck.remove(ended.get(timeout=max(0.0, deadline_s - time.monotonic())))
+        except Empty:
+            break
+        if failures:
+            deadline_s = min(deadline_s, time.monotonic() + LAST_WORDS_S)
+    return tuple(sorted(stuck))
 
 
 def _place_of(thread: threading.Thread) -> str:

@@ -266,6 +266,27 @@ def collectives_agree_with_loops(transport: Transport) -> None:
             assert torch.equal(part, values(place * size + transport.rank, num_elems + transport.rank))
 
 
+def parameters_travel_like_any_tensor(transport: Transport) -> None:
+    """Leaves that require a gradient are written to without a trace in autograd."""
+    right, left = (transport.rank + 1) % transport.size, (transport.rank - 1) % transport.size
+    weight = torch.nn.Parameter(values(transport.rank, 12))
+    incoming = torch.nn.Parameter(torch.zeros(12))
+    work = transport.recv(incoming, left, 0)
+    transport.send(weight, right, 0).wait()
+    work.wait()
+    assert torch.equal(incoming, values(left, 12))
+    transport.broadcast(weight, 1).wait()
+    assert torch.equal(weight, values(1, 12))
+    transport.all_reduce(weight).wait()
+    assert torch.equal(weight, values(1, 12) * transport.size)
+    shards = shards_of(weight.detach(), transport.size)
+    reduce_shards(transport, shards).wait()
+    all_gather(transport, shards).wait()
+    assert torch.equal(weight, values(1, 12) * transport.size**2)
+    assert weight.is_leaf
+    assert incoming.is_leaf
+
+
 def collectives_of_groups(transport: Transport) -> None:
     group = [2, 0]
     if transport.rank not in group:

@@ -26,6 +26,7 @@ CLAUSES = [
     contract.subgroups_are_renumbered_and_apart,
     contract.misuse_is_refused,
     contract.collectives_agree_with_loops,
+    contract.parameters_travel_like_any_tensor,
     contract.collectives_of_groups,
     contract.collectives_side_by_side,
     contract.collectives_of_a_subgroup_hold_up_no_others,
