@@ -112,7 +112,12 @@ class _Worker:
         # Whether a snapshot's plan is used is decided already: this is it, or another one is wanted.
         team = replace(options.team, reuse_plan=False)
         with distribute(solver, self._transport, planned.plan, team):
-            self._face.train(solver)
+            try:
+                self._face.train(solver)
+            except PeerLost:
+                if not planned.plan.barrier:  # behind one, what is reduced waits for us
+                    solver.updates.drain()  # raises with the unit that was on its way, if there was one
+                raise
 
     def _build(self, param: caffe_pb2.SolverParameter, options: NetOptions) -> Solver:
         if param.random_seed < 0:
