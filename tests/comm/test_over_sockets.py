@@ -1,0 +1,72 @@
+"""A sample of the exchanges over c10d between processes: what test_exact.py and test_failures.py show inside one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from poseidon.plan import PlanRequest, Scheme
+from tests.comm import jobs
+from tests.comm.nets import CLIPPED, IGNORING, LENET, MLP, TIED, WORDS
+from tests.comm.training import STEPS, one_worker, plain_request, plan_of
+from tests.workers import WorkerPool
+
+pytestmark = pytest.mark.xdist_group("workers")
+
+SIZE = 3
+SAMPLE = (
+    (MLP, "Adam", plain_request(scheme=Scheme.FACTORS)),
+    (MLP, "SGD", PlanRequest()),
+    (LENET, "Nesterov", plain_request(scheme=Scheme.RING, chunk_bytes=(320.0,))),
+    (LENET, "AdaDelta", plain_request(scheme=Scheme.FACTOR_SERVER, chunk_bytes=(320.0,), cuts_factor_server=True)),
+    (TIED, "RMSProp", plain_request(scheme=Scheme.SERVER, fuse_bytes=(1e6,))),
+    (CLIPPED, "AdaGrad", plain_request(scheme=Scheme.SERVER)),
+    (IGNORING, "SGD", plain_request(scheme=Scheme.FACTOR_SERVER)),
+    (WORDS, "Adam", plain_request(scheme=Scheme.ROWS)),
+)
+
+
+def test_processes_equal_one_worker_with_all_their_batches(worker_pool: WorkerPool):
+    trainings = [
+        {"case": case.name, "kind": kind, "plan": plan_of(case, SIZE, request).to_json()}
+        for case, kind, request in SAMPLE
+    ]
+    by_rank = worker_pool.results(jobs.train_all, SIZE, trainings=trainings, steps=STEPS)
+    assert by_rank[1] == by_rank[0]  # JSON keeps every bit of a double
+    assert by_rank[2] == by_rank[0]
+    for (case, kind, _), found in zip(SAMPLE, by_rank[0], strict=True):
+        for mine, expected in zip(found, one_worker(case, kind, SIZE), strict=True):
+            value = torch.tensor(mine, dtype=torch.float64).view(expected.shape)
+            torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-12)
+
+
+def test_narrow_wires_keep_replicas_alike(worker_pool: WorkerPool):
+    trainings = [
+        {"case": MLP.name, "kind": "SGD", "plan": plan_of(MLP, SIZE, plain_request(scheme=s, wire=wire)).to_json()}
+        for s in (Scheme.RING, Scheme.SERVER, Scheme.FACTOR_SERVER)
+        for wire in ("bf16", "fp16")
+    ]
+    by_rank = worker_pool.results(jobs.train_all, SIZE, trainings=trainings, steps=5)
+    assert by_rank[1] == by_rank[0]
+    assert by_rank[2] == by_rank[0]
+
+
+@pytest.mark.parametrize("scheme", [Scheme.RING, Scheme.SERVER, Scheme.FACTORS])
+def test_a_worker_that_fails_is_named_with_what_was_exchanged(worker_pool: WorkerPool, scheme):
+    plan = plan_of(jobs.DEEP, SIZE, plain_request(scheme=scheme), torch.float32).to_json()
+    outcomes = worker_pool.run(jobs.lose, SIZE, plan=plan, victim=1, how="raise")
+    assert (outcomes[1].error, outcomes[1].text) == ("ValueError", "the cat sat on the cable")
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome.trace
+        assert outcome.value["ranks"] == [1]
+        assert "ValueError: the cat sat on the cable" in outcome.value["text"]
+        assert "fc7/0, fc7/1" in outcome.value["text"]
+
+
+def test_a_worker_killed_while_exchanging_is_named(worker_pool: WorkerPool):
+    plan = plan_of(jobs.DEEP, SIZE, plain_request(scheme=Scheme.SERVER), torch.float32).to_json()
+    outcomes = worker_pool.run(jobs.lose, SIZE, lost=(2,), plan=plan, victim=2, how="kill")
+    for outcome in outcomes[:2]:
+        assert outcome.error is None, outcome.trace
+        assert outcome.value["ranks"] == [2]
+        assert "while exchanging unit" in outcome.value["text"]
