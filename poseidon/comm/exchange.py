@@ -164,9 +164,14 @@ def _like(value: Tensor, grad: Tensor | None) -> Tensor:
         return torch.zeros_like(value)
     if grad.is_sparse:
         grad = grad.to_dense()
-    if grad.dtype == value.dtype and grad.stride() == value.stride():
+    if grad.dtype == value.dtype and _steps(grad) == _steps(value):
         return grad
     return torch.empty_like(value).copy_(grad)
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    """The strides that matter: along an axis of one element they may be anything."""
+    return [stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1]
 
 
 def _own_memory(grad: Tensor) -> Tensor:

@@ -10,13 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from poseidon.comm.events import WaitStarted
+from poseidon.comm.exchange import Wiring
+from poseidon.comm.part import members_of
+from poseidon.comm.ring import Ring
 from poseidon.errors import PlanError
 from poseidon.net import Net
 from poseidon.net.layers.inner_product import InnerProduct
-from poseidon.plan import CommPlan, Override, Scheme
+from poseidon.plan import CommPlan, Override, Scheme, Send, Unit
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.passes import Pass, PassResult
 from poseidon.solver.updates import LocalUpdates
@@ -196,6 +199,29 @@ def test_parameters_in_nhwc_order(scheme, fuse_bytes, wire):
     assert_replicas(values)
     allowed = 1e-10 if wire == "fp32" else 1e-3
     assert relative_distance(values[0], one(LENET, 2, kind="SGD")) < allowed
+
+
+def test_a_gradient_is_copied_only_where_it_must_be():
+    """A 1 × 1 convolution's gradient may have other strides along its axes of one element: the memory is the same."""
+    parameter = nn.Parameter(torch.zeros(4, 3, 1, 1))
+    unit = Unit(0, ("p/0",), ((4, 3, 1, 1),), 12, Scheme.RING, 0, None, 0, 0.0, "")
+    send = Send(0, 0, 12)
+
+    def offered(transport: Transport, grad: Tensor) -> Tensor:
+        exchange = Ring(Wiring(unit, members_of([("p/0", parameter)]), transport, [send]))
+        exchange.offer(exchange.members[0], grad)
+        return exchange.memory(send)
+
+    def work(transport: Transport) -> None:
+        same = torch.empty_strided((4, 3, 1, 1), (3, 1, 3, 3)).fill_(1)
+        assert offered(transport, same).data_ptr() == same.data_ptr()
+        turned = torch.arange(12.0).view(3, 4).t().view(4, 3, 1, 1)
+        assert offered(transport, turned).tolist() == turned.flatten().tolist()
+        shared = torch.arange(12.0).view(4, 3, 1, 1)
+        other = shared.view(12)
+        assert offered(transport, shared).data_ptr() != other.data_ptr()
+
+    run_workers(1, work)
 
 
 # -- rows of factors --------------------------------------------------------------------------------------------------
