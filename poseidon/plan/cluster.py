@@ -6,7 +6,8 @@ Every node has one network interface, full duplex, of `bandwidth_bps`. A message
     o = overhead_s    during which its host can start no other: what stays when many are on their way
     bytes / β         on the wire
 
-(LogGP's L, o and G.) Every send besides takes `send_s` of the worker's own time: threads wake up, Python runs.
+(LogGP's L, o and G.) Every send besides takes `send_s` of the worker's own time: threads wake up. All-reduces run in
+C++; what the other schemes do, they do in Python, and each of their collectives takes `collective_s` more.
 
 A measured bandwidth is one of payload. One that people write ("1gbit") is the link's: frames, IP and TCP headers take
 6% of it, see PAYLOAD_SHARE.
@@ -47,6 +48,7 @@ class Cluster:
     latency_s: float = DEFAULT_LATENCY_S
     overhead_s: float = 0.0
     send_s: float = DEFAULT_SEND_S
+    collective_s: float = 0.0
     local_bps: float = DEFAULT_LOCAL_BPS
     gather_share: float = 1.0
     push_share: float = 1.0
@@ -64,7 +66,7 @@ class Cluster:
         for name in ("gather_share", "push_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise PlanError(f"a cluster's {name} must be above 0 and at most 1, got {getattr(self, name)}")
-        for name in ("latency_s", "overhead_s", "send_s"):
+        for name in ("latency_s", "overhead_s", "send_s", "collective_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise PlanError(f"a cluster's {name} must be seconds, 0 or more, got {getattr(self, name)}")
 

@@ -43,6 +43,9 @@ from poseidon.plan.profile import FactorShape, RowShape
 
 ROW_NUMBER_BYTES = 4
 
+# What a send is made of besides all-reduces: push and pull; one gather; two pushes and a pull; sizes and rows.
+_NUM_COLLECTIVES = {Scheme.SERVER: 2, Scheme.FACTORS: 1, Scheme.FACTOR_SERVER: 3, Scheme.ROWS: 2}
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -139,6 +142,10 @@ class CostModel:
         if known is None:
             known = self._known[scheme, load] = self._cost(scheme, load)
         return known
+
+    def send_s(self, scheme: Scheme) -> float:
+        """What every send takes of the worker's own time."""
+        return self.cluster.send_s + _NUM_COLLECTIVES.get(scheme, 0) * self.cluster.collective_s
 
     def _cost(self, scheme: Scheme, load: Load) -> Cost:
         phases = _PHASES[scheme](self, load)

@@ -247,9 +247,8 @@ class Search:
             order = ready_order(pieces, places)
         else:
             order = needed_order(pieces, places, self._passes.ready_s, in_flight)
-        send_s = self._model.cluster.send_s
         jobs = [
-            Job(draft.place, draft.cost.apply_s + len(group) * send_s)
+            Job(draft.place, draft.cost.apply_s + len(group) * self._model.send_s(draft.scheme))
             for draft, group in zip(drafts, pieces, strict=True)
         ]
         iteration_s = iteration_seconds(self._passes, jobs, order, in_flight, barrier=self._barrier)

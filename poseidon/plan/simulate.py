@@ -217,7 +217,7 @@ def _on_link(plan: CommPlan, profile: NetProfile) -> tuple[list[Job], list[Piece
         costs.append(model.cost(unit.scheme, Load(unit.num_elems, first.elem_bytes, first.factors, first.rows)))
     counts = Counter(send.unit for send in plan.order)
     jobs = [
-        Job(min(places[name] for name in unit.params), cost.apply_s + counts[unit.index] * plan.cluster.send_s)
+        Job(min(places[name] for name in unit.params), cost.apply_s + counts[unit.index] * model.send_s(unit.scheme))
         for unit, cost in zip(travelling, costs, strict=True)
     ]
     pieces = []

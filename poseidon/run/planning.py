@@ -120,6 +120,7 @@ def _cluster(links: LinkFacts, rates: Rates, size: int) -> Cluster:
         bandwidth_bps=links.bandwidth_bps,
         latency_s=links.latency_s,
         send_s=rates.send_s,
+        collective_s=rates.collective_s,
         flops=rates.flops,
         update_bps=rates.update_bps,
     )

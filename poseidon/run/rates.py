@@ -2,7 +2,8 @@
 
     flops        products as FACTORS rebuilds gradients with them, uᵀ v: u is K × M and v is K × N
     update_bps   parameters through the solver's rule, in bits per second
-    send_s       processor time that a small exchange takes from a net which computes on the same processor
+    send_s       processor time that an all-reduce takes from a net which computes on the same processor
+    collective_s the same, of one of our own collectives
 
 All workers measure at the same time: those of one host share its memory, as they will while training.
 """
@@ -25,6 +26,7 @@ from poseidon.solver.rules import Hyper
 
 _NUM_TRIES = 3
 _NUM_SENDS = 20
+_SEND_ELEMS = 64
 _MOST_SIDE = 1024  # of a product's three sides; beyond that the rate grows no more
 _MOST_ELEMS = 1 << 20
 
@@ -34,12 +36,17 @@ class Rates:
     flops: float
     update_bps: float
     send_s: float
+    collective_s: float
 
 
 def measure_rates(solver: Solver, profile: NetProfile, table: Roundtable) -> Rates:
     """Of this worker; infinite where the net has nothing of the kind. All workers call it together."""
-    send_s = _send_s(table) if solver.net.device.type == "cpu" else DEFAULT_SEND_S
-    return Rates(_flops(solver, profile, table.size), _update_bps(solver), send_s)
+    send_s, collective_s = DEFAULT_SEND_S, 0.0
+    if solver.net.device.type == "cpu":
+        own = torch.zeros(_SEND_ELEMS)
+        send_s = _processor_s(lambda: table.sum(own))
+        collective_s = max(0.0, _processor_s(lambda: table.gather(own)) - send_s)
+    return Rates(_flops(solver, profile, table.size), _update_bps(solver), send_s, collective_s)
 
 
 def _flops(solver: Solver, profile: NetProfile, num_workers: int) -> float:
@@ -68,10 +75,13 @@ def _update_bps(solver: Solver) -> float:
     return value.nbytes * 8 / _seconds(solver, lambda: solver.rule.update([slot], [grad], hyper))
 
 
-def _send_s(table: Roundtable) -> float:
+def _processor_s(exchange: Callable[[], object]) -> float:
+    """Processor time of all threads, per call; the first calls, which start threads, are not counted."""
+    for _ in range(_NUM_TRIES):
+        exchange()
     begin = time.process_time()
     for _ in range(_NUM_SENDS):
-        table.meet()
+        exchange()
     return (time.process_time() - begin) / _NUM_SENDS
 
 

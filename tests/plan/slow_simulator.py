@@ -99,7 +99,9 @@ class SlowSimulator:
         if unit.scheme is Scheme.FACTORS:
             f = first.factors
             seconds += 2 * (P - 1) * f.rows * f.outputs * f.inputs / cluster.flops
-        return seconds + cluster.send_s * sum(send.unit == unit.index for send in self.plan.order)
+        own = {"ring": 0, "server": 2, "factors": 1, "factor-server": 3, "rows": 2}[unit.scheme.value]
+        each = cluster.send_s + own * cluster.collective_s
+        return seconds + each * sum(send.unit == unit.index for send in self.plan.order)
 
     def op_seconds(self, send: Send, leg: str) -> tuple[float, float]:
         """How long the link is held, and how long until it is over."""

@@ -55,6 +55,7 @@ def clusters(draw, one_worker_per_node: bool = False) -> Cluster:
         latency_s=draw(st.sampled_from([0.0, 1e-4, 2e-3])),
         overhead_s=draw(st.sampled_from([0.0, 5e-4])),
         send_s=draw(st.sampled_from([0.0, 1e-4])),
+        collective_s=draw(st.sampled_from([0.0, 3e-4])),
         local_bps=draw(st.sampled_from([1e9, 8e10])),
         flops=draw(st.sampled_from([1e9, 1e12, float("inf")])),
         update_bps=draw(st.sampled_from([1e9, float("inf")])),

@@ -113,6 +113,7 @@ def test_schemes_by_name():
         ({"gather_share": 1.01}, "gather_share must be above 0 and at most 1, got 1.01"),
         ({"push_share": 0.0}, "push_share must be above 0 and at most 1"),
         ({"send_s": math.nan}, "send_s must be seconds, 0 or more"),
+        ({"collective_s": -1e-3}, "collective_s must be seconds, 0 or more"),
     ],
 )
 def test_clusters_that_cannot_be(options, message):
