@@ -14,6 +14,7 @@ too. After `wait` a result may be used on the stream that is current in the wait
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from poseidon.transport.completion import finished
 from poseidon.transport.groups import GroupSpec
 from poseidon.transport.job import C10dOptions, Job
 from poseidon.transport.tally import Tally
+from poseidon.transport.vitals import Vitals
 
 __all__ = ["C10dOptions", "C10dTransport", "Master", "connect", "from_group", "join"]
 
@@ -125,6 +127,14 @@ class C10dTransport:
         """Who is lost, if somebody is, to a worker that is `doing` something else than waiting for it."""
         return None if self._job.health.loss is None else self._job.explain(doing, (), "")
 
+    def vitals(self) -> dict[int, Vitals]:
+        """Where workers stood when last heard of, by rank: of all workers at rank 0, of rank 0 at the others."""
+        return self._job.health.vitals()
+
+    def ask_stacks(self, timeout_s: float) -> dict[int, str]:
+        """Rank 0's: what the other workers' threads do just now, by rank; of those that answer in time."""
+        return self._job.health.ask_stacks(timeout_s)
+
     def abort(self, reason: str) -> None:
         self._job.health.give_up(reason)
 
@@ -200,29 +210,35 @@ def join(store: dist.Store, rank: int, size: int, options: C10dOptions) -> C10dT
 
 
 def connect(rank: int, size: int, master: Master, options: C10dOptions) -> C10dTransport:
-    """A transport among `size` workers that meet at `master`."""
-    is_server = rank == 0 and not master.prefix
+    """A transport among `size` workers that meet at `master`. Rank 0 listens there on its own interface only."""
+    if rank == 0 and not master.prefix:
+        return join(_serve(options.address, master.port, options.join_s), rank, size, options)
     try:
-        store = dist.TCPStore(
-            master.address,
-            master.port,
-            size,
-            is_server,
-            timedelta(seconds=options.join_s),
-            wait_for_workers=False,
-        )
+        limit = timedelta(seconds=options.join_s)
+        store = dist.TCPStore(master.address, master.port, size, False, limit, wait_for_workers=False)
     except RuntimeError as error:  # c10d has no exception of its own
         problem = str(error).splitlines()[0]
-        if is_server:
-            raise TransportError(
-                f"rank 0 cannot listen on port {master.port} of {master.address}: {problem}; choose another port"
-            ) from error
         raise TransportTimeout(
             f"rank {rank} cannot reach rank 0 at {master.address} port {master.port} within {options.join_s:g} s: "
             f"{problem}; check that rank 0 was started, and the address",
             (0,),
         ) from error
     return join(dist.PrefixStore(master.prefix, store) if master.prefix else store, rank, size, options)
+
+
+def _serve(address: str, port: int, join_s: float) -> dist.TCPStore:
+    """A store at this address alone: c10d by itself would listen on all interfaces."""
+    try:
+        family = socket.getaddrinfo(address, port)[0][0]
+        listener = socket.create_server((address, port), family=family, backlog=1024)
+    except OSError as error:
+        raise TransportError(
+            f"rank 0 cannot listen on port {port} of {address}: {error.strerror or error}; choose another port"
+        ) from error
+    port, fd = listener.getsockname()[1], listener.detach()  # the store's from now on
+    return dist.TCPStore(
+        address, port, None, True, timedelta(seconds=join_s), wait_for_workers=False, master_listen_fd=fd
+    )
 
 
 def from_group(group: Any, options: C10dOptions, device: str = "cpu") -> C10dTransport:
@@ -234,7 +250,7 @@ def from_group(group: Any, options: C10dOptions, device: str = "cpu") -> C10dTra
     place = torch.zeros(256, dtype=torch.uint8)
     server = None
     if rank == 0:
-        server = dist.TCPStore(options.address, 0, size, True, wait_for_workers=False)
+        server = _serve(options.address, 0, options.join_s)
         text = f"{options.address} {server.port}".encode()
         place[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
     carried = place.to(device)

@@ -10,8 +10,14 @@ Rank 0 hears the workers and tells everybody the first loss; the workers watch r
 stays: what breaks afterwards (survivors ending their connections) is a consequence. A process that was itself asleep
 for a while does not blame the others for what it could not hear.
 
-Messages are JSON, one per line: {"kind": "beat"}, {"kind": "lost", "ranks": [3], "reason": …}, {"kind": "bye",
-"rank": 2}. How the star is built: `joining.py`.
+Messages are JSON, one per line:
+
+    {"kind": "beat", "vitals": …}                      sign of life, and where its worker stands (`vitals.py`)
+    {"kind": "lost", "ranks": [3], "reason": …}        verdict
+    {"kind": "bye", "rank": 2}                         leaves in peace
+    {"kind": "stacks?"}, {"kind": "stacks", "text": …} rank 0 asks what a worker's threads do just now
+
+How the star is built: `joining.py`.
 """
 
 from __future__ import annotations
@@ -25,8 +31,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from poseidon.transport.base import Peer
+from poseidon.transport.stacks import all_stacks
+from poseidon.transport.vitals import Vitals, VitalsSource, no_vitals
 
-MAX_LINE_BYTES = 1 << 16
+MAX_LINE_BYTES = 1 << 18
+MAX_UNSENT_BYTES = 1 << 20
 MAX_REASON_CHARS = 2000
 
 
@@ -52,14 +61,18 @@ class Line:
     socket: socket.socket
     heard_s: float = 0.0
     unread: bytes = b""
+    unsent: bytes = b""
     is_open: bool = True
+    vitals: Vitals | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def say(self, message: dict[str, object]) -> None:
-        """Sends if that is possible without waiting: whoever cannot take a few bytes is found by its silence."""
+        """Sends what is possible without waiting, the rest later; whoever takes nothing is found by its silence."""
         with self.lock:
+            if len(self.unsent) < MAX_UNSENT_BYTES:
+                self.unsent += json.dumps(message).encode() + b"\n"
             try:
-                self.socket.send(json.dumps(message).encode() + b"\n")
+                self.unsent = self.unsent[self.socket.send(self.unsent) :]
             except OSError:
                 return
 
@@ -90,8 +103,11 @@ class Health:
         lines: list[Line],
         options: HealthOptions,
         on_loss: Callable[[], None],
+        own_vitals: VitalsSource = no_vitals,
     ) -> None:
         self._rank, self._peers, self._options, self._on_loss = rank, peers, options, on_loss
+        self._own_vitals = own_vitals
+        self._stacks: dict[int, str] = {}
         self._lines = {line.rank: line for line in lines}
         self._news = threading.Condition()
         self._loss: Loss | None = None
@@ -114,6 +130,20 @@ class Health:
                 return self._loss
             gone = tuple(sorted(self._left.intersection(ranks)))
             return Loss(gone, "left the job before that was over") if gone else None
+
+    def vitals(self) -> dict[int, Vitals]:
+        """Where workers stand, by rank, this one included: what was last heard of them."""
+        found = {rank: line.vitals for rank, line in self._lines.items()} | {self._rank: self._own_vitals()}
+        return {rank: vitals for rank, vitals in sorted(found.items()) if vitals is not None}
+
+    def ask_stacks(self, timeout_s: float) -> dict[int, str]:
+        """What the threads of the workers do just now, as far as they answer in time; this worker's included."""
+        with self._news:
+            self._stacks = {self._rank: all_stacks()}
+        self._tell({"kind": "stacks?"})
+        with self._news:
+            self._news.wait_for(lambda: len(self._stacks) > len(self._lines) or self._loss is not None, timeout_s)
+            return dict(sorted(self._stacks.items()))
 
     def give_up(self, reason: str) -> None:
         """Tells everybody that this worker is lost to them."""
@@ -150,7 +180,8 @@ class Health:
                         selector.unregister(key.fileobj)
                 if now_s - beaten_s >= interval_s:
                     beaten_s = now_s
-                    self._tell({"kind": "beat"})
+                    vitals = self._own_vitals()
+                    self._tell({"kind": "beat"} | ({} if vitals is None else {"vitals": vitals.to_json()}))
                 self._judge(now_s)
 
     def _listen(self, line: Line, now_s: float) -> None:
@@ -159,12 +190,13 @@ class Health:
         if messages is None:
             line.is_open = False
             if line.rank not in self._left:
-                self._conclude(Loss((line.rank,), "is lost: the process ended, its connection closed"))
+                reason = f"is lost: the process ended, its connection closed{self._standing((line.rank,))}"
+                self._conclude(Loss((line.rank,), reason))
             return
         for message in messages:
-            self._take(message)
+            self._take(line, message)
 
-    def _take(self, message: dict[str, object]) -> None:
+    def _take(self, line: Line, message: dict[str, object]) -> None:
         ranks, rank = message.get("ranks"), message.get("rank")
         if message.get("kind") == "lost" and isinstance(ranks, list):
             known = tuple(rank for rank in ranks if rank in range(len(self._peers)))
@@ -175,6 +207,14 @@ class Health:
                 self._news.notify_all()
             if self._rank == 0:
                 self._tell(message)
+        elif message.get("kind") == "beat":
+            line.vitals = Vitals.from_json(message.get("vitals")) or line.vitals
+        elif message.get("kind") == "stacks?":
+            line.say({"kind": "stacks", "text": all_stacks()})
+        elif message.get("kind") == "stacks":
+            with self._news:
+                self._stacks[line.rank] = str(message.get("text"))
+                self._news.notify_all()
 
     def _judge(self, now_s: float) -> None:
         """Silence beyond the limit is a loss. Whoever is silent nearly as long went down with it: workers of a host."""
@@ -183,8 +223,14 @@ class Health:
             nearly_s = self._options.limit_s - 2 * self._options.interval_s
             ranks = tuple(rank for rank, seconds in silent_s.items() if seconds > nearly_s)
             silence = f"no sign of life for {max(silent_s.values()):.1f} s"
-            reason = f"is lost: {silence}, so it hangs, or its host or network is down"
+            reason = f"is lost: {silence}, so it hangs, or its host or network is down{self._standing(ranks)}"
             self._conclude(Loss(ranks, reason))
+
+    def _standing(self, ranks: tuple[int, ...]) -> str:
+        """Where the lost ones stood, if they said so."""
+        found = [(rank, self._lines[rank].vitals) for rank in ranks]
+        told = [f"rank {rank}: {vitals}" if len(ranks) > 1 else str(vitals) for rank, vitals in found if vitals]
+        return f" ({'; '.join(told)})" if told else ""
 
     def _forgive(self, now_s: float) -> None:
         for line in self._lines.values():

@@ -14,6 +14,7 @@ from poseidon.transport.engine import Engine
 from poseidon.transport.groups import Groups, GroupSpec
 from poseidon.transport.health import Health, HealthOptions
 from poseidon.transport.joining import meet_peers, open_lines
+from poseidon.transport.vitals import VitalsSource, no_vitals
 
 GRACE_S = 3.0  # for the news of who is lost to arrive, after a connection has broken
 LOOK_S = 0.2
@@ -21,9 +22,12 @@ LOOK_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class C10dOptions:
-    """`address`: this host's, on the interface that carries the traffic (`interface.py` finds it)."""
+    """`address`: this host's, on the interface that carries the traffic (`interface.py` finds it). `secret`: the
+    job's, if it has one. `vitals` tells where this worker stands, for the others to see (`vitals.py`)."""
 
     address: str
+    secret: bytes = field(default=b"", repr=False)
+    vitals: VitalsSource = no_vitals
     join_s: float = 120.0
     limit_s: float = 1800.0
     health: HealthOptions = field(default_factory=HealthOptions)
@@ -33,11 +37,11 @@ class Job:
     def __init__(self, store: dist.Store, rank: int, size: int, options: C10dOptions) -> None:
         self.rank, self.options, self.limit = rank, options, timedelta(seconds=options.limit_s)
         self.store = store  # kept: rank 0's is the server
-        self.peers = meet_peers(store, rank, size, options.join_s)
-        lines = open_lines(store, rank, self.peers, options.address, options.join_s)
+        self.peers = meet_peers(store, rank, size, options.join_s, options.secret)
+        lines = open_lines(store, rank, self.peers, options.address, options.join_s, options.secret)
         self.engine = Engine(f"transport-{rank}", options.limit_s)
         self.groups = Groups(store, options.address, options.join_s, options.limit_s)
-        self.health = Health(rank, self.peers, lines, options.health, self._end_all)
+        self.health = Health(rank, self.peers, lines, options.health, self._end_all, options.vitals)
 
     def group(self, spec: GroupSpec) -> Any:
         """A c10d group. To make it takes the other members; should one be lost meanwhile, that is raised."""

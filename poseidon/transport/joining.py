@@ -4,11 +4,14 @@
     peer/<rank>     {"host", "pid", "size"} of each worker
     health          {"address", "port", "token"} of rank 0's end of the star (`health.py`)
 
-Every wait has a deadline and names the ranks that have not come.
+Every wait has a deadline and names the ranks that have not come. Whoever comes to the star proves the job's secret
+(`handshake.py`). A job that was given none has a token in its place, made by rank 0 and readable in the store: it keeps
+out what strays in, not who means it. With a secret the entries of workers and of the star are sealed with it too.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -16,21 +19,23 @@ import secrets
 import socket
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import TransportError, TransportTimeout
 from poseidon.transport.base import Peer
+from poseidon.transport.handshake import Door, Key, call
 from poseidon.transport.health import Line
 
 if TYPE_CHECKING:
     from torch.distributed import Store
 
-HELLO_S = 5.0
+_PURPOSE = "health"
 
 
-def meet_peers(store: Store, rank: int, size: int, timeout_s: float) -> tuple[Peer, ...]:
+def meet_peers(store: Store, rank: int, size: int, timeout_s: float, secret: bytes = b"") -> tuple[Peer, ...]:
     """Everybody in the job, by rank."""
-    store.set(f"peer/{rank}", json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "size": size}))
+    own = {"host": socket.gethostname(), "pid": os.getpid(), "size": size}
+    store.set(f"peer/{rank}", _sealed(own, secret))
     _check_size(rank, size, int(store.compare_set("size", "", str(size))), "others")
     deadline = time.monotonic() + timeout_s
     if not _appear(store, [f"peer/{other}" for other in range(size)], deadline):
@@ -40,7 +45,7 @@ def meet_peers(store: Store, rank: int, size: int, timeout_s: float) -> tuple[Pe
             "job; check that all workers were started, with the same master address and port",
             missing,
         )
-    cards = [json.loads(store.get(f"peer/{other}")) for other in range(size)]
+    cards = [_unsealed(store.get(f"peer/{other}"), secret, f"rank {other}") for other in range(size)]
     for other, card in enumerate(cards):
         _check_size(rank, size, card["size"], f"rank {other} on host {card['host']}")
     return tuple(Peer(other, str(card["host"]), int(card["pid"])) for other, card in enumerate(cards))
@@ -53,24 +58,28 @@ def _check_size(rank: int, size: int, found: int, who: str) -> None:
         )
 
 
-def open_lines(store: Store, rank: int, peers: tuple[Peer, ...], address: str, timeout_s: float) -> list[Line]:
+def open_lines(
+    store: Store, rank: int, peers: tuple[Peer, ...], address: str, timeout_s: float, secret: bytes = b""
+) -> list[Line]:
     """This worker's connections of the star; rank 0 listens at `address`, on a free port."""
     deadline = time.monotonic() + timeout_s
     if len(peers) == 1:
         return []
     if rank == 0:
-        with socket.create_server((address, 0), family=_family_of(address), backlog=len(peers)) as listener:
-            token = secrets.token_hex(16)
-            place = {"address": address, "port": listener.getsockname()[1], "token": token}
-            store.set("health", json.dumps(place))
-            return _accept(listener, token, peers, deadline)
+        token = "" if secret else secrets.token_hex(16)
+        door = Door(address, Key(secret or token.encode(), _PURPOSE))
+        try:
+            store.set("health", _sealed({"address": address, "port": door.port, "token": token}, secret))
+            return _accept(door, peers, deadline)
+        finally:
+            door.close()
     if not _appear(store, ["health"], deadline):
         raise TransportTimeout(f"rank {rank}: {peers[0]} has not opened its health port within {timeout_s:g} s", (0,))
-    place = json.loads(store.get("health"))
+    place = _unsealed(store.get("health"), secret, "rank 0")
     try:
         connection = socket.create_connection((place["address"], place["port"]), _left_s(deadline))
-        connection.sendall(json.dumps({"rank": rank, "token": place["token"]}).encode() + b"\n")
-    except OSError as error:
+        call(connection, Key(secret or str(place["token"]).encode(), _PURPOSE), rank, _left_s(deadline))
+    except (OSError, TransportError) as error:
         raise TransportError(
             f"rank {rank} cannot reach {peers[0]} at {place['address']} port {place['port']}: {error}; check the "
             "network interface and firewall between them",
@@ -79,38 +88,56 @@ def open_lines(store: Store, rank: int, peers: tuple[Peer, ...], address: str, t
     return [_line(0, connection)]
 
 
-def _accept(listener: socket.socket, token: str, peers: tuple[Peer, ...], deadline: float) -> list[Line]:
+def _accept(door: Door, peers: tuple[Peer, ...], deadline: float) -> list[Line]:
     lines: dict[int, Line] = {}
     while len(lines) < len(peers) - 1:
-        listener.settimeout(_left_s(deadline))
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError as error:
+        member = door.admit(_left_s(deadline))
+        if member is None:
             missing = tuple(peer.rank for peer in peers[1:] if peer.rank not in lines)
             names = ", ".join(str(peers[rank]) for rank in missing)
             raise TransportTimeout(
-                f"rank 0 at {listener.getsockname()[0]} was not reached by {names}; check the network interface and "
-                "firewall between them",
+                f"rank 0 at {door.address} was not reached by {names}; check the network interface and firewall "
+                "between them",
                 missing,
-            ) from error
-        rank = _greeting(connection, token)
-        if rank is None or rank in lines or not 0 < rank < len(peers):
-            connection.close()  # somebody else's; a port open to a network meets strangers
+            )
+        rank, connection = member
+        if rank in lines or not 0 < rank < len(peers):
+            connection.close()  # knows the secret, but has no place here
             continue
         lines[rank] = _line(rank, connection)
     return [lines[rank] for rank in sorted(lines)]
 
 
-def _greeting(connection: socket.socket, token: str) -> int | None:
-    """The rank of a member that knows the token; None for strangers."""
-    connection.settimeout(HELLO_S)
+# -- entries of the store ---------------------------------------------------------------------------------------------
+def _sealed(entry: dict[str, object], secret: bytes) -> str:
+    text = json.dumps(entry)
+    return f"{_seal(text, secret)} {text}" if secret else text
+
+
+def _unsealed(data: bytes, secret: bytes, who: str) -> dict[str, Any]:
+    """An entry that somebody who knows the secret has written."""
+    text = data.decode(errors="replace")
+    if secret:
+        seal, _, text = text.partition(" ")
+        if not hmac.compare_digest(seal, _seal(text, secret)):
+            raise TransportError(
+                f"the entry of {who} in the job's store was not written with this job's secret; start all workers with "
+                "the same POSEIDON_SECRET, and keep strangers away from the port at which they meet"
+            )
     try:
-        with connection.makefile("rb") as reader:
-            hello = json.loads(reader.readline(1024))
-        is_member = hmac.compare_digest(str(hello["token"]), token)
-        return int(hello["rank"]) if is_member else None
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
+        entry = json.loads(text)
+    except ValueError:
+        entry = None
+    if not isinstance(entry, dict):
+        raise TransportError(
+            f"the entry of {who} in the job's store cannot be read: {text[:80]!r}; start all workers with the same "
+            "version of Poseidon, and all or none of them with POSEIDON_SECRET"
+        )
+    return entry
+
+
+def _seal(text: str, secret: bytes) -> str:
+    return hmac.digest(secret, text.encode(), hashlib.sha256).hex()
 
 
 def _line(rank: int, connection: socket.socket) -> Line:
@@ -131,7 +158,3 @@ def _appear(store: Store, keys: list[str], deadline: float) -> bool:
 
 def _left_s(deadline: float) -> float:
     return max(0.001, deadline - time.monotonic())
-
-
-def _family_of(address: str) -> socket.AddressFamily:
-    return socket.getaddrinfo(address, None)[0][0]

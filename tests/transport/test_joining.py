@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -10,7 +11,9 @@ import pytest
 import torch.distributed as dist
 
 from poseidon.errors import TransportError, TransportTimeout
+from poseidon.transport import joining
 from poseidon.transport.base import Peer
+from poseidon.transport.handshake import Key, call
 from poseidon.transport.joining import meet_peers, open_lines
 
 LIMIT_S = 20.0
@@ -69,30 +72,45 @@ def test_another_number_of_workers_is_refused_on_both_sides():
         waiting()
 
 
-def test_strangers_are_turned_away():
+@pytest.mark.parametrize("secret", [b"", b"of this job"])
+def test_strangers_are_turned_away(secret):
     store = dist.HashStore()
-    hub = in_thread(open_lines, store, 0, PEERS, "127.0.0.1", LIMIT_S)
+    hub = in_thread(open_lines, store, 0, PEERS, "127.0.0.1", LIMIT_S, secret)
     store.wait(["health"])
-    place = json.loads(store.get("health"))
-    greetings = [
-        b"GET / HTTP/1.1\r\n\r\n",
-        json.dumps({"rank": 1, "token": "guessed"}).encode() + b"\n",
-        json.dumps({"rank": 7, "token": place["token"]}).encode() + b"\n",
-        json.dumps([1, place["token"]]).encode() + b"\n",
-        b"",
-    ]
-    for greeting in greetings:
-        with socket.create_connection(("127.0.0.1", place["port"]), LIMIT_S) as stranger:
+    place = json.loads(store.get("health").decode().partition(" ")[2] if secret else store.get("health"))
+    assert bool(place["token"]) != bool(secret)  # the secret is in nobody's store
+    port = place["port"]
+    for greeting in (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 200, b""):
+        with socket.create_connection(("127.0.0.1", port), LIMIT_S) as stranger:
             stranger.sendall(greeting)
-            stranger.shutdown(socket.SHUT_WR)
-            assert stranger.recv(1) == b""
-    members = [open_lines(store, rank, PEERS, "127.0.0.1", LIMIT_S) for rank in (1, 2)]
+            with contextlib.suppress(ConnectionResetError):  # it had more to say than anybody wanted to hear
+                stranger.shutdown(socket.SHUT_WR)
+                assert len(stranger.recv(1000)) in (0, 40)
+                assert stranger.recv(1) == b""
+    key = Key(secret or place["token"].encode(), "health")
+    guess = socket.create_connection(("127.0.0.1", port), LIMIT_S)
+    with guess, pytest.raises(TransportError, match="does not know this job's secret"):
+        call(guess, Key(b"guessed", "health"), 1)
+    with socket.create_connection(("127.0.0.1", port), LIMIT_S) as placeless:
+        call(placeless, key, 7)
+        assert placeless.recv(1) == b""
+    members = [open_lines(store, rank, PEERS, "127.0.0.1", LIMIT_S, secret) for rank in (1, 2)]
     lines = hub()
     assert [line.rank for line in lines] == [1, 2]
     members[1][0].socket.sendall(b"hello")
     assert lines[1].socket.recv(5) == b"hello"
     for line in (*lines, *members[0], *members[1]):
         line.socket.close()
+
+
+def test_entries_of_the_store_are_sealed_with_the_secret():
+    store = dist.HashStore()
+    (peer,) = meet_peers(store, 0, 1, LIMIT_S, b"mine")
+    assert peer.host == socket.gethostname()
+    with pytest.raises(TransportError, match="entry of rank 0 in the job's store was not written with this job's sec"):
+        joining._unsealed(store.get("peer/0"), b"another's", "rank 0")
+    with pytest.raises(TransportError, match=r"cannot be read: .*all or none of them with POSEIDON_SECRET"):
+        joining._unsealed(store.get("peer/0"), b"", "rank 0")
 
 
 def test_workers_that_cannot_reach_the_health_port_are_named():
