@@ -125,13 +125,13 @@ class DenseExchange(Exchange):
 
     def offer(self, member: Member, grad: Tensor | None) -> None:
         if len(self.members) == 1:
-            self._memory = flat(_own_memory(_like(member.value, grad)))
+            self._memory = flat(own_memory(laid_out_like(member.value, grad)))
             return
         place = self.bucket[member.offset : member.offset + member.num_elems]
         if grad is None:
             place.zero_()
         else:
-            place.copy_(flat(_like(member.value, grad)))
+            place.copy_(flat(laid_out_like(member.value, grad)))
         self._memory = self.bucket
 
     def drop(self) -> None:
@@ -158,7 +158,7 @@ class DenseExchange(Exchange):
         return found
 
 
-def _like(value: Tensor, grad: Tensor | None) -> Tensor:
+def laid_out_like(value: Tensor, grad: Tensor | None) -> Tensor:
     """The gradient laid out in memory like the parameter; zeros where there is none."""
     if grad is None:
         return torch.zeros_like(value)
@@ -174,7 +174,7 @@ def _steps(tensor: Tensor) -> list[int]:
     return [stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True) if extent > 1]
 
 
-def _own_memory(grad: Tensor) -> Tensor:
+def own_memory(grad: Tensor) -> Tensor:
     """The gradient in memory that is its alone, to be summed in place.
 
     Where a parameter is merely added (Bias, Parameter), autograd hands the diff of the sum itself to several takers, as

@@ -9,7 +9,7 @@ fewer (a Filter before the layer, a pass that did not reach it) fills up with ze
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,7 @@ class FactorLayout:
 
 
 @dataclass(slots=True)
-class _Collected:
+class Collected:
     """Factors of an iteration: K rows of u, then K rows of v, in one run of memory; the first `num_rows` are filled."""
 
     memory: Tensor
@@ -58,8 +58,8 @@ class FactorExchange(Exchange):
         self.product: Callable[[Tensor, Tensor], Tensor] = _product
         rows, columns = self.members[0].parameter.shape
         self.num_outputs, self.num_inputs = (columns, rows) if layout.transposed else (rows, columns)
-        self._coming: _Collected | None = None  # filled by passes
-        self._final: _Collected | None = None  # complete, to be sent
+        self._coming: Collected | None = None  # filled by passes
+        self._final: Collected | None = None  # complete, to be sent
 
     def tap(self, u: Tensor, v: Tensor) -> None:
         """Takes the factors of one backward pass through one layer; they are copied."""
@@ -89,16 +89,28 @@ class FactorExchange(Exchange):
     def discard(self) -> None:
         self._coming = None
 
-    def final(self) -> _Collected:
+    def final(self) -> Collected:
         """All rows of this iteration."""
         assert self._final is not None, "the weight is offered before its unit begins"
         return self._final
 
-    def _room(self) -> _Collected:
+    def rebuilt(self, blocks: Sequence[Tensor]) -> list[Part]:
+        """The sums over all workers, from everybody's factors as they lie in memory, in rank order."""
+        num_rows = self.layout.num_rows
+        cut = num_rows * self.num_outputs
+        u = torch.cat([block[:cut].view(num_rows, self.num_outputs) for block in blocks])
+        v = torch.cat([block[cut:].view(num_rows, self.num_inputs) for block in blocks])
+        weight, *bias = self.members
+        grad = self.product(v, u) if self.layout.transposed else self.product(u, v)
+        parts = [Part(weight, weight.whole, grad.view(-1))]
+        parts += [Part(member, member.whole, u.sum(0)) for member in bias]
+        return parts
+
+    def _room(self) -> Collected:
         num_rows = self.layout.num_rows
         memory = self.members[0].value.new_empty(num_rows * (self.num_outputs + self.num_inputs))
         u, v = memory.split((num_rows * self.num_outputs, num_rows * self.num_inputs))
-        return _Collected(memory, u.view(num_rows, self.num_outputs), v.view(num_rows, self.num_inputs))
+        return Collected(memory, u.view(num_rows, self.num_outputs), v.view(num_rows, self.num_inputs))
 
 
 class Factors(FactorExchange):
@@ -111,12 +123,4 @@ class Factors(FactorExchange):
     def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
         blocks, work = token
         work.wait()
-        num_rows = self.layout.num_rows
-        cut = num_rows * self.num_outputs
-        u = torch.cat([block[:cut].view(num_rows, self.num_outputs) for block in blocks])
-        v = torch.cat([block[cut:].view(num_rows, self.num_inputs) for block in blocks])
-        weight, *bias = self.members
-        grad = self.product(v, u) if self.layout.transposed else self.product(u, v)
-        parts = [Part(weight, weight.whole, grad.view(-1))]
-        parts += [Part(member, member.whole, u.sum(0)) for member in bias]
-        return parts
+        return self.rebuilt(blocks)

@@ -1,10 +1,13 @@
 """ROWS: the gradient of an embedding table is zero but for the rows a batch has read; only those travel.
 
 Each worker gathers (row numbers, rows) of all, in rank order, and adds them into one dense gradient: how many there are
-is known only at run time, so their numbers go first.
+is known only at run time, so their numbers go first. Workers of one node have theirs added up there: a row that several
+of them have read leaves the node once.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -12,10 +15,8 @@ from torch import Tensor
 from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.part import Member, Part, flat
 from poseidon.plan import Send
-from poseidon.transport import Work
-from poseidon.transport.collectives import all_gather
-
-_COUNTS, _NUMBERS, _ROWS = 0, 1, 2
+from poseidon.transport.cargo import Table
+from poseidon.transport.collectives import Gathered, gather_tables
 
 
 class Rows(Exchange):
@@ -33,32 +34,28 @@ class Rows(Exchange):
             )
         self._grad = (grad if grad.is_sparse else grad.to_sparse(1)).coalesce()
 
-    def begin(self, send: Send) -> tuple[list[Tensor], Work]:
+    def begin(self, send: Send) -> Gathered:
         assert self._grad is not None, "the table is offered before its unit begins"
-        counts = [torch.zeros(1, dtype=torch.long) for _ in range(self.transport.size)]
-        counts[self.transport.rank][0] = self._grad.indices().shape[1]
-        return counts, all_gather(self.transport, counts, tag=self.tag(send, _COUNTS))
+        own = Table((self._grad.indices()[0].to(torch.int32), self._grad.values().contiguous()))
+        return gather_tables(self.transport, own, _added_up, tag=self.tag(send))
 
-    def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
-        counts, work = token
-        work.wait()
-        assert self._grad is not None
+    def reduced(self, send: Send, token: Gathered) -> list[Part]:
+        token.work.wait()
         (table,) = self.members
-        width = table.parameter.shape[1]
-        numbers = [torch.empty(int(count), dtype=torch.int32) for count in counts]
-        rows = [table.value.new_empty(int(count) * width) for count in counts]
-        numbers[self.transport.rank] = self._grad.indices()[0].to(torch.int32)
-        rows[self.transport.rank] = self._grad.values().reshape(-1)
-        works = [
-            all_gather(self.transport, numbers, tag=self.tag(send, _NUMBERS)),
-            all_gather(self.transport, rows, tag=self.tag(send, _ROWS)),
-        ]
-        for gathering in works:
-            gathering.wait()
         grad = torch.zeros_like(table.value)
-        for where, what in zip(numbers, rows, strict=True):
-            grad.index_add_(0, where, what.view(-1, width))
+        for found in token.tables:
+            numbers, rows = found.columns
+            grad.index_add_(0, numbers, rows)
         return [Part(table, table.whole, flat(grad))]
 
     def drop(self) -> None:
         self._grad = None
+
+
+def _added_up(tables: Sequence[Table]) -> Table:
+    """The rows of several workers, each row once, in the order of their numbers; sums in the order of workers."""
+    numbers = torch.cat([table.columns[0] for table in tables])
+    rows = torch.cat([table.columns[1] for table in tables])
+    distinct, places = numbers.unique(return_inverse=True)
+    total = rows.new_zeros(len(distinct), rows.shape[1]).index_add_(0, places, rows)
+    return Table((distinct, total))

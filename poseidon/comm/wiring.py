@@ -36,7 +36,7 @@ def make_exchanges(net: Net, plan: CommPlan, transport: Transport, iter_size: in
 def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int) -> Exchange:
     narrow = _narrow_dtype(wire, wiring)
     makers: dict[Scheme, Callable[[], Exchange]] = {
-        Scheme.RING: lambda: _dense(wiring, Ring if narrow is None else partial(NarrowRing, dtype=narrow)),
+        Scheme.RING: lambda: ring_exchange(wiring, wire),
         Scheme.SERVER: lambda: _dense(wiring, Server if narrow is None else partial(NarrowServer, dtype=narrow)),
         Scheme.FACTORS: lambda: Factors(wiring, _layout(net, wiring, iter_size)),
         Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, _layout(net, wiring, iter_size), narrow),
@@ -45,14 +45,25 @@ def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int) -> Exchange:
     return makers[wiring.unit.scheme]()
 
 
+def ring_exchange(wiring: Wiring, wire: str) -> Exchange:
+    """The all-reduce of a unit, over a wire of this width."""
+    narrow = _narrow_dtype(wire, wiring)
+    return _dense(wiring, Ring if narrow is None else partial(NarrowRing, dtype=narrow))
+
+
 def _dense(wiring: Wiring, make: Callable[[Wiring], Exchange]) -> Exchange:
     return Several(wiring, make) if len(groups_of(wiring.members)) > 1 else make(wiring)
 
 
 def _narrow_dtype(wire: str, wiring: Wiring) -> torch.dtype | None:
-    """What dense elements are narrowed to; None if they travel as they are, like those that have 16 bits already."""
+    """What dense elements are narrowed to; None if they travel as they are.
+
+    So do those that have 16 bits already, and all on a single node: nothing crosses a network there.
+    """
     is_wide = wiring.members[0].parameter.element_size() > 2
-    return NARROW_DTYPES.get(wire) if is_wide else None
+    levels = wiring.transport.levels
+    crosses = levels is None or levels.num_nodes > 1
+    return NARROW_DTYPES.get(wire) if is_wide and crosses else None
 
 
 def _layout(net: Net, wiring: Wiring, iter_size: int) -> FactorLayout:

@@ -167,6 +167,9 @@ class CommPlan:
         """The plan for people, at most 100 columns wide."""
         return plan_text(self)
 
+    def __str__(self) -> str:
+        return self.table()
+
     # -- JSON -------------------------------------------------------------------------------------------------------
     def to_json(self) -> str:
         return encode_json(self)

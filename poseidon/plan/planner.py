@@ -288,7 +288,7 @@ class Search:
             return f"{len(members)} parameters small enough to travel together"
         others = [scheme for scheme in self._allowed[inside[0]] if scheme is not draft.scheme]
         if not others:
-            return "a dense gradient, without factors or rows"
+            return self._bundles[inside[0]].params[0].why_dense or "a dense gradient, without factors or rows"
         decision = Decision((inside[0],), tuple(others))
         longer = []
         for scheme in others:

@@ -55,6 +55,7 @@ class ParamProfile:
     factors     if its gradient can be had as factors;      rows    if it can be had as rows
     rides_with  for a bias: the weight from whose factors its gradient follows (Σ rows of u), so that it costs no bytes
                 where that weight travels as factors
+    why_dense   why it has neither factors nor rows, where people might expect them
     """
 
     name: str
@@ -64,6 +65,7 @@ class ParamProfile:
     factors: FactorShape | None = None
     rows: RowShape | None = None
     rides_with: str | None = None
+    why_dense: str = ""
 
     def __post_init__(self) -> None:
         _require_positive(f"parameter {self.name!r}", elem_bytes=self.elem_bytes)

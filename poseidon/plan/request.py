@@ -39,7 +39,7 @@ class PlanRequest:
     """What is asked for.
 
     `fuse_bytes`, `chunk_bytes` and `orders` are the candidates the planner tries. `cuts_factor_server`: the runtime can
-    send FACTOR_SERVER units in several pieces.
+    send FACTOR_SERVER units in several pieces. `among`: the schemes the runtime has.
     """
 
     wire: str = "fp32"
@@ -50,6 +50,7 @@ class PlanRequest:
     chunk_bytes: tuple[float, ...] = (MB, 2 * MB, 4 * MB, 8 * MB, 16 * MB, float("inf"))
     orders: tuple[Order, ...] = (Order.READY, Order.NEEDED)
     cuts_factor_server: bool = False
+    among: tuple[Scheme, ...] = tuple(Scheme)
 
     def __post_init__(self) -> None:
         if self.wire not in WIRES:
@@ -87,8 +88,9 @@ def allowed_schemes(bundles: Sequence[Bundle], request: PlanRequest) -> list[tup
                 f"{known}{', …' if len(bundles) > 8 else ''}"
             )
         for bundle in matched:
-            if override.scheme not in bundle.schemes:
-                ways = ", ".join(scheme.value for scheme in bundle.schemes)
+            ways_there = _ways(bundle, request)
+            if override.scheme not in ways_there:
+                ways = ", ".join(scheme.value for scheme in ways_there)
                 raise UsageError(
                     f"{bundle.params[0].name} cannot travel by {override.scheme.value}, as {override.pattern!r} asks; "
                     f"it can by {ways}"
@@ -100,6 +102,11 @@ def _allowed(bundle: Bundle, request: PlanRequest) -> tuple[Scheme, ...]:
     asked = [override.scheme for override in request.overrides if override.matches(bundle)]
     if asked:
         return (asked[-1],)
+    ways = _ways(bundle, request)
     if request.scheme is None:
-        return bundle.schemes
-    return (request.scheme if request.scheme in bundle.schemes else Scheme.RING,)
+        return ways
+    return (request.scheme if request.scheme in ways else Scheme.RING,)
+
+
+def _ways(bundle: Bundle, request: PlanRequest) -> tuple[Scheme, ...]:
+    return tuple(scheme for scheme in bundle.schemes if scheme in request.among)

@@ -1,0 +1,106 @@
+"""FreeFactors: FACTORS where nobody promises how many rows there will be, nor that factors are all there is.
+
+A net of Caffe's fixes its batch; a PyTorch model may get a smaller last batch, a larger one, or read a weight besides
+in a way that gives a dense gradient. Each worker sends room for the K rows of the plan, filled up with zeros, and one
+element more: a flag that says whether this is all. Where any worker's is raised, everybody goes on with the dense
+gradient of this iteration, summed by its owners in rank order and handed out: dearer, and exact all the same.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from poseidon.comm.exchange import Wiring
+from poseidon.comm.factors import Collected, FactorExchange, FactorLayout
+from poseidon.comm.part import Member, Part
+from poseidon.plan import Send
+from poseidon.transport import Work
+from poseidon.transport.collectives import all_gather, reduce_shards, shards_of
+
+_FACTORS, _PUSH, _PULL = 0, 1, 2
+
+
+class FreeFactors(FactorExchange):
+    """`num_dense` counts the iterations that had to go on with the dense gradient, on all workers alike."""
+
+    def __init__(self, wiring: Wiring, layout: FactorLayout) -> None:
+        super().__init__(wiring, layout)
+        self.num_dense = 0
+        self._offered: set[str] = set()
+        self._coming_dense: dict[str, Tensor] = {}
+        self._final_dense: dict[str, Tensor] = {}
+
+    def tap(self, u: Tensor, v: Tensor) -> None:
+        num_taken = 0 if self._coming is None else self._coming.num_rows
+        if num_taken + len(u) <= self.layout.num_rows:
+            super().tap(u, v)
+            return
+        weight, *bias = self.members
+        self._add_dense(weight, self.product(u.to(weight.value.dtype), v.to(weight.value.dtype)))
+        for member in bias:
+            self._add_dense(member, u.sum(0))
+
+    def offer(self, member: Member, grad: Tensor | None) -> None:
+        if grad is not None:
+            self._add_dense(member, grad)
+        super().offer(member, None)
+        self._offered.add(member.name)
+        if len(self._offered) == len(self.members):
+            self._offered.clear()
+            self._final_dense, self._coming_dense = self._coming_dense, {}
+
+    def begin(self, send: Send) -> tuple[list[Tensor], Work]:
+        mine = self.final().memory
+        mine[-1] = float(bool(self._final_dense))
+        blocks = [torch.empty_like(mine) for _ in range(self.transport.size)]
+        blocks[self.transport.rank] = mine
+        return blocks, all_gather(self.transport, blocks, tag=self.tag(send, _FACTORS))
+
+    def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
+        blocks, work = token
+        work.wait()
+        if any(bool(block[-1]) for block in blocks):
+            return self._reduced_dense(send)
+        return self.rebuilt([block[:-1] for block in blocks])
+
+    def drop(self) -> None:
+        super().drop()
+        self._final_dense = {}
+
+    def discard(self) -> None:
+        super().discard()
+        self._coming_dense = {}
+
+    def _add_dense(self, member: Member, grad: Tensor) -> None:
+        found = self._coming_dense.get(member.name)
+        grad = grad.to(member.value.dtype)
+        self._coming_dense[member.name] = grad if found is None else found + grad
+
+    def _reduced_dense(self, send: Send) -> list[Part]:
+        self.num_dense += 1
+        final = self.final()
+        rows = final.u[: final.num_rows], final.v[: final.num_rows]
+        elements = self.members[0].value.new_zeros(self.num_elems)
+        for member in self.members:
+            own = elements[member.offset : member.offset + member.num_elems]
+            is_weight = member is self.members[0]
+            if final.num_rows:
+                own += self.product(*rows).reshape(-1) if is_weight else rows[0].sum(0)
+            if member.name in self._final_dense:
+                own += self._final_dense[member.name].reshape(-1)
+        shards = shards_of(elements, self.transport.size)
+        reduce_shards(self.transport, shards, tag=self.tag(send, _PUSH)).wait()
+        all_gather(self.transport, shards, tag=self.tag(send, _PULL)).wait()
+        return [
+            Part(member, member.whole, elements[member.offset : member.offset + member.num_elems])
+            for member in self.members
+        ]
+
+    def _room(self) -> Collected:
+        """With an element more, for the flag."""
+        num_rows = self.layout.num_rows
+        sizes = (num_rows * self.num_outputs, num_rows * self.num_inputs, 1)
+        memory = self.members[0].value.new_empty(sum(sizes))
+        u, v, _ = memory.split(sizes)
+        return Collected(memory, u.view(num_rows, self.num_outputs), v.view(num_rows, self.num_inputs))
