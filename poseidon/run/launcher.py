@@ -5,10 +5,9 @@
     Ctrl-C, hang-up    and SIGTERM are passed on to every worker; Ctrl-Z stops and continues all of them
     a worker fails     the others get a moment to notice by themselves and say why; then they are ended
     launcher killed    the kernel kills the workers (`follow_launcher`)
+    a restart          is a new job on another port, with the number of restarts in its environment
 
-Workers have sessions of their own: a terminal's Ctrl-C reaches each of them once, through the launcher. It may come
-before a worker can answer it; so such signals are blocked at birth, and wait until the worker opens itself to them
-(`accept_signals`).
+What a worker's process is: `process.py`. Workers on several hosts: `controller.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ import random
 import selectors
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
 
 from poseidon.errors import UsageError
+from poseidon.run.process import ANSWERED, WorkerProcess
 from poseidon.run.rendezvous import FIRST_PORT, NUM_PORTS, Place, variables_of
 
 LOCALHOST = "127.0.0.1"
@@ -35,7 +34,6 @@ END_S = 1.0  # for a worker to obey SIGTERM
 LOOK_S = 0.1
 
 _PASSED_ON = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
-_ANSWERED = (signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 Tell = Callable[[str], None]
@@ -58,7 +56,7 @@ def launch(job: LocalJob, tell: Tell) -> int:
     """
     port = free_port()
     workers: list[_Worker] = []
-    with _signals() as waiting:
+    with gathered_signals() as waiting:
         try:
             for rank in range(job.num_workers):
                 place = Place(rank, job.num_workers, rank, job.num_workers, LOCALHOST, port, launcher_pid=os.getpid())
@@ -70,58 +68,18 @@ def launch(job: LocalJob, tell: Tell) -> int:
                 worker.close()
 
 
-class _Worker:
-    """One process, and the lines it says; rank 0's go straight to where the launcher's go."""
+class _Worker(WorkerProcess):
+    """Rank 0's output goes straight to where the launcher's goes."""
 
     def __init__(self, job: LocalJob, place: Place) -> None:
-        self.rank = place.rank
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ANSWERED)
-        try:
-            self._process = subprocess.Popen(
-                job.command,
-                env=variables_of(place, job.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=None if self.rank == 0 else subprocess.PIPE,
-                stderr=None if self.rank == 0 else subprocess.STDOUT,
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.output = self._process.stdout
-        self._unread = b""
+        super().__init__(place.rank, job.command, variables_of(place, job.environ), shown=place.rank == 0)
 
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs; -n if signal n ended it."""
-        return self._process.poll()
-
-    def send(self, number: signal.Signals) -> None:
-        if self.exit_code is None:
-            self._process.send_signal(number)
-
-    def read(self, tell: Tell) -> bool:
+    def show(self, tell: Tell) -> bool:
         """Shows the whole lines that have come; false at the end."""
-        assert self.output is not None
-        data = os.read(self.output.fileno(), 1 << 16)
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        if not data and self._unread:
-            lines, self._unread = [self._unread], b""
-        for line in lines:
-            tell(f"rank {self.rank}: {line.decode(errors='replace')}")
-        return bool(data)
-
-    def end(self) -> None:
-        """Nothing of it runs after this, nor of what it has started."""
-        with contextlib.suppress(ProcessLookupError):  # the usual case: nobody is left
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def close(self) -> None:
-        if self.output is not None:
-            self.output.close()
+        return self.read(lambda line: tell(f"rank {self.rank}: {line}"))
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (host {socket.gethostname()}, pid {self._process.pid})"
+        return f"rank {self.rank} (host {socket.gethostname()}, pid {self.pid})"
 
 
 def _attend(program: str, workers: Sequence[_Worker], waiting: list[signal.Signals], tell: Tell) -> int:
@@ -168,14 +126,14 @@ def _show(selector: selectors.BaseSelector, tell: Tell, wait_s: float) -> bool:
         return False
     ready = selector.select(wait_s)
     for key, _ in ready:
-        if not key.data.read(tell):
+        if not key.data.show(tell):
             selector.unregister(key.fileobj)
     return bool(ready)
 
 
 # -- signals ----------------------------------------------------------------------------------------------------------
 @contextlib.contextmanager
-def _signals() -> Iterator[list[signal.Signals]]:
+def gathered_signals() -> Iterator[list[signal.Signals]]:
     """While inside, signals gather in a list; afterwards they do what they did before."""
     waiting: list[signal.Signals] = []
 
@@ -214,15 +172,16 @@ def follow_launcher(place: Place) -> None:
 
 def accept_signals() -> None:
     """The worker's handlers are in place: what the launcher passed on meanwhile is delivered now."""
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ANSWERED)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ANSWERED)
 
 
 # -- ports ------------------------------------------------------------------------------------------------------------
-def free_port() -> int:
-    """A port of this host that nobody listens on, and that no outgoing connection will take."""
+def free_port(address: str = LOCALHOST) -> int:
+    """A port of this host's address that nobody listens on, and that no outgoing connection will take."""
     for port in random.sample(range(FIRST_PORT, FIRST_PORT + NUM_PORTS), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
+        family = socket.getaddrinfo(address, port)[0][0]
+        with socket.socket(family) as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((LOCALHOST, port))
+            probe.bind((address, port))
             return port
     raise UsageError(f"no port of {FIRST_PORT} … {FIRST_PORT + NUM_PORTS - 1} is free on this host")

@@ -1,17 +1,26 @@
 """Rendezvous: which of the job's workers this process is, and where all of them meet, told by the environment.
 
     torchrun, our launcher   RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE MASTER_ADDR MASTER_PORT
+    Open MPI's mpirun        OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK …_LOCAL_SIZE
     Slurm's srun             SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NODELIST SLURM_JOB_ID
+    MPICH's, Intel's mpirun  PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
 
-torchrun's variables win: under `srun torchrun …` both are there, and Slurm's count agents. Slurm names no place to
-meet: it is the first host of the list, at a port that follows from the job's number (MASTER_ADDR and MASTER_PORT, if
-set, win). The script of an sbatch job is no task, although it has some of the variables.
+The upper ones win: under `srun torchrun …` both are there, and Slurm's count agents; so they do under mpirun in a
+Slurm job. (srun may set PMI_RANK too, to the same.) Slurm names no place to meet: it is the first host of the list, at a
+port that follows from the job's number (MASTER_ADDR and MASTER_PORT, if set, win). mpirun names none either: on one host
+there is no question, with several MASTER_ADDR is needed. The script of an sbatch job is no task, although it has some of
+the variables.
+
+    POSEIDON_SECRET      what the workers of a job prove to each other (`transport/handshake.py`)
+    POSEIDON_JOB         a job's name, the same on all hosts and after restarts
+    POSEIDON_RESTART     how often it was started before; torchrun's TORCHELASTIC_RESTART_COUNT
 
 The environment is read here and in `cli/` only.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -20,6 +29,9 @@ from poseidon.run.slurm import expand_hosts, tasks_per_node
 
 # Below what systems hand out for outgoing connections, so that none of those sits on a port by chance.
 FIRST_PORT, NUM_PORTS = 15_000, 17_000
+
+SECRET, JOB, RESTART = "POSEIDON_SECRET", "POSEIDON_JOB", "POSEIDON_RESTART"
+LEAST_SECRET_CHARS = 16
 
 _LAUNCHER_PID = "POSEIDON_LAUNCHER_PID"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -66,8 +78,12 @@ def find_place(environ: Mapping[str, str], num_asked: int | None = None) -> Plac
     `num_asked` is what `--workers` says: a process that is alone may start so many itself, one of several may only
     agree. A partial or contradictory environment raises UsageError.
     """
-    if "RANK" in environ or ("SLURM_PROCID" not in environ and any(name in environ for name in _TELLTALE)):
+    others = ("SLURM_PROCID", *(mpi.rank for mpi in _MPIS))
+    is_told = any(name in environ for name in _TELLTALE) and not any(name in environ for name in others)
+    if "RANK" in environ or is_told:
         place = _torchrun_place(environ)
+    elif (mpi := _mpi_of(environ)) is not None:
+        place = _mpi_place(environ, mpi)
     elif "SLURM_PROCID" in environ and not _is_batch_script(environ, num_asked):
         place = _slurm_place(environ)
     else:
@@ -77,7 +93,7 @@ def find_place(environ: Mapping[str, str], num_asked: int | None = None) -> Plac
     if num_asked not in (None, place.size):
         raise UsageError(
             f"this process was started as one of {place.size} workers, but --workers says {num_asked}; leave --workers "
-            "out where torchrun or srun start the workers"
+            "out where torchrun, srun or mpirun start the workers"
         )
     return place
 
@@ -118,6 +134,60 @@ def variables_of(place: Place, environ: Mapping[str, str]) -> dict[str, str]:
         _LAUNCHER_PID: place.launcher_pid,
     }
     return {**kept, **{name: str(value) for name, value in said.items() if value is not None}}
+
+
+# -- MPI --------------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class _Mpi:
+    """The variables of one MPI; `jobs` are those that tell jobs apart, as far as they are set."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+    jobs: tuple[str, ...]
+
+
+_OPEN_MPI = _Mpi(
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_hnp_uri"),
+)
+_HYDRA = _Mpi("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", ("PMI_JOBID", "PMI_KVS", "HYDI_JOB_ID"))
+_MPIS = (_OPEN_MPI, _HYDRA)
+
+
+def _mpi_of(environ: Mapping[str, str]) -> _Mpi | None:
+    if _OPEN_MPI.rank in environ:
+        return _OPEN_MPI
+    is_sruns = environ.get("SLURM_NTASKS") == environ.get(_HYDRA.size) and "SLURM_PROCID" in environ
+    return _HYDRA if _HYDRA.rank in environ and not is_sruns else None
+
+
+def _mpi_place(environ: Mapping[str, str], mpi: _Mpi) -> Place:
+    if not environ.get(mpi.size):
+        raise UsageError(
+            f"the environment has {mpi.rank}, as mpirun sets it, but not {mpi.size}; start workers with it"
+        )
+    size, local_size = _number(environ, mpi.size), _number_if_said(environ, mpi.local_size)
+    address = environ.get("MASTER_ADDR") or ("127.0.0.1" if local_size == size else "")
+    job = next((environ[name] for name in mpi.jobs if environ.get(name)), "")
+    port = _number_if_said(environ, "MASTER_PORT") or (FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS if job else 0)
+    if size > 1 and not (address and port):
+        raise UsageError(
+            "mpirun does not say where workers on several hosts meet: give it the host of rank 0 and a free port there, "
+            "as in `mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 …` (-genv instead of -x for MPICH and Intel MPI)"
+        )
+    return Place(
+        rank=_number(environ, mpi.rank),
+        size=size,
+        local_rank=_number_if_said(environ, mpi.local_rank),
+        local_size=local_size,
+        master_address=address or "127.0.0.1",
+        master_port=port or FIRST_PORT,
+    )
 
 
 # -- Slurm ------------------------------------------------------------------------------------------------------------
@@ -169,6 +239,23 @@ def _slurm_port(environ: Mapping[str, str]) -> int:
     return (
         FIRST_PORT + (_number(environ, "SLURM_JOB_ID") + (_number_if_said(environ, "SLURM_STEP_ID") or 0)) % NUM_PORTS
     )
+
+
+# -- of the whole job -------------------------------------------------------------------------------------------------
+def secret_of(environ: Mapping[str, str]) -> bytes:
+    """The job's secret; empty if it has none."""
+    text = environ.get(SECRET, "")
+    if text and len(text) < LEAST_SECRET_CHARS:
+        raise UsageError(
+            f"{SECRET} is to have at least {LEAST_SECRET_CHARS} characters, got {len(text)}; "
+            "`openssl rand -hex 32` makes a good one"
+        )
+    return text.encode()
+
+
+def num_restarts(environ: Mapping[str, str]) -> int:
+    """How often this job was started before."""
+    return _number_if_said(environ, RESTART) or _number_if_said(environ, "TORCHELASTIC_RESTART_COUNT") or 0
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
