@@ -6,10 +6,10 @@
     MPICH's, Intel's mpirun  PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS
 
 The upper ones win: under `srun torchrun …` both are there, and Slurm's count agents; so they do under mpirun in a
-Slurm job. (srun may set PMI_RANK too, to the same.) Slurm names no place to meet: it is the first host of the list, at a
-port that follows from the job's number (MASTER_ADDR and MASTER_PORT, if set, win). mpirun names none either: on one host
-there is no question, with several MASTER_ADDR is needed. The script of an sbatch job is no task, although it has some of
-the variables.
+Slurm job. (srun may set PMI_RANK too, to the same.) Slurm names no place to meet: it is the first host of the list, at
+a port that follows from the job's number (MASTER_ADDR and MASTER_PORT, if set, win). mpirun names none either: on one
+host there is no question, with several MASTER_ADDR is needed. The script of an sbatch job is no task, although it has
+some of the variables.
 
     POSEIDON_SECRET      what the workers of a job prove to each other (`transport/handshake.py`)
     POSEIDON_JOB         a job's name, the same on all hosts and after restarts
@@ -177,7 +177,7 @@ def _mpi_place(environ: Mapping[str, str], mpi: _Mpi) -> Place:
     port = _number_if_said(environ, "MASTER_PORT") or (FIRST_PORT + zlib.crc32(job.encode()) % NUM_PORTS if job else 0)
     if size > 1 and not (address and port):
         raise UsageError(
-            "mpirun does not say where workers on several hosts meet: give it the host of rank 0 and a free port there, "
+            "mpirun does not say where workers on several hosts meet: give the host of rank 0 and a free port there, "
             "as in `mpirun -x MASTER_ADDR=node1 -x MASTER_PORT=29500 …` (-genv instead of -x for MPICH and Intel MPI)"
         )
     return Place(
