@@ -120,6 +120,8 @@ class ProgressDisplay:
         elif isinstance(event, events.SnapshotWritten):
             self._snapshot = event
             self._say(f"iteration {event.iteration}  snapshot  {event.state}", style="dim")
+        elif isinstance(event, events.SnapshotFailed):
+            self._say(f"iteration {event.iteration}  no snapshot, training goes on: {event.problem}", style="bold red")
         elif isinstance(event, events.SolvingDone):
             self._done(event)
 

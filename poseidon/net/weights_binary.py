@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from poseidon.errors import SpecError, WeightsError
-from poseidon.net.layer import Layer, Shape
+from poseidon.net.layer import Shape
+from poseidon.net.weights_copy import Weights, WeightsView
 from poseidon.net.weights_stored import StoredLayer
 from poseidon.spec import caffe_pb2
 from poseidon.spec.binary import read_weights_proto
@@ -59,11 +58,13 @@ def stored_in_layer(layer: caffe_pb2.LayerParameter) -> StoredLayer:
     return StoredLayer(layer.name, {str(index): ProtoBlob(blob) for index, blob in enumerate(layer.blobs)})
 
 
-def net_message(net: Net, *, with_diff: bool) -> caffe_pb2.NetParameter:
+def net_message(net: Net, *, with_diff: bool, weights: Weights | None = None) -> caffe_pb2.NetParameter:
     """The built net as Caffe writes it: name, and every layer with its phase, loss weights and blobs.
 
-    Blobs that no solver may change (BatchNorm's statistics) are marked by a learning rate of 0.
+    Blobs that no solver may change (BatchNorm's statistics) are marked by a learning rate of 0. `weights`: those to
+    write (None: the net's as they are).
     """
+    weights = weights or WeightsView()
     message = caffe_pb2.NetParameter(name=net.name)
     fixed = {(entry.layer, entry.index) for entry in net.learnable if entry.lr_mult == 0}
     for node in net.graph.nodes:
@@ -75,8 +76,8 @@ def net_message(net: Net, *, with_diff: bool) -> caffe_pb2.NetParameter:
         for index in range(node.layer.num_params):
             if (layer.name, index) in fixed:
                 _mark_fixed(layer, index)
-            diff = stored_diff(node.layer, index) if with_diff else None
-            layer.blobs.append(array_to_blob(stored_value(node.layer, index), diff))
+            diff = weights.diff(node.layer, index) if with_diff else None
+            layer.blobs.append(array_to_blob(weights.value(node.layer, index), diff))
     return message
 
 
@@ -85,18 +86,3 @@ def _mark_fixed(layer: caffe_pb2.LayerParameter, index: int) -> None:
         layer.param.add()
     layer.param[index].lr_mult = 0
 
-
-def stored_value(layer: Layer, index: int) -> np.ndarray:
-    """A parameter as files hold it: in the layer's own shape, float64 if the net is, else float32."""
-    return _array(layer.param_owner(index).detach(), layer.param_shapes[index])
-
-
-def stored_diff(layer: Layer, index: int) -> np.ndarray:
-    """Its gradient, zeros where there is none."""
-    owner = layer.param_owner(index)
-    return _array(torch.zeros_like(owner) if owner.grad is None else owner.grad, layer.param_shapes[index])
-
-
-def _array(value: Tensor, shape: Shape) -> np.ndarray:
-    dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-    return value.to("cpu", dtype).reshape(shape).contiguous().numpy()

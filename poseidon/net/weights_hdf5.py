@@ -21,7 +21,7 @@ import numpy as np
 
 from poseidon.errors import WeightsError
 from poseidon.net.layer import Layer, Shape, count_of, text_of
-from poseidon.net.weights_binary import stored_diff, stored_value
+from poseidon.net.weights_copy import Weights, WeightsView
 from poseidon.net.weights_stored import StoredLayer
 
 if TYPE_CHECKING:
@@ -137,13 +137,16 @@ def _address(group: h5py.Group) -> object:
 
 
 # -- writing --------------------------------------------------------------------------------------------------------
-def write_hdf5(net: Net, path: Path, *, with_diff: bool) -> None:
-    """Writes beside the target, then renames: after a crash there is the old file or the new one, whole."""
+def write_hdf5(net: Net, path: Path, *, with_diff: bool, weights: Weights | None = None) -> None:
+    """Writes beside the target, then renames: after a crash there is the old file or the new one, whole.
+
+    `weights`: those to write (None: the net's as they are).
+    """
     layers = _distinct_layers(net, path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with h5py.File(temporary, "x") as file:
-            _fill(net, layers, file, with_diff=with_diff)
+            _fill(net, layers, file, weights or WeightsView(), with_diff=with_diff)
         with temporary.open("rb") as written:
             os.fsync(written.fileno())
         temporary.replace(path)
@@ -170,7 +173,7 @@ def _distinct_layers(net: Net, path: Path) -> list[Layer]:
     return layers
 
 
-def _fill(net: Net, layers: list[Layer], file: h5py.File, *, with_diff: bool) -> None:
+def _fill(net: Net, layers: list[Layer], file: h5py.File, weights: Weights, *, with_diff: bool) -> None:
     data = file.create_group("data")
     diff = file.create_group("diff") if with_diff else None
     for position, layer in enumerate(layers):
@@ -178,6 +181,6 @@ def _fill(net: Net, layers: list[Layer], file: h5py.File, *, with_diff: bool) ->
         gradients = diff.require_group(layer.name) if diff is not None else None
         for index in range(layer.num_params):
             if net.graph.params.owns(position, index):
-                values.create_dataset(str(index), data=stored_value(layer, index))
+                values.create_dataset(str(index), data=weights.value(layer, index))
             if gradients is not None:
-                gradients.create_dataset(str(index), data=stored_diff(layer, index))
+                gradients.create_dataset(str(index), data=weights.diff(layer, index))

@@ -11,6 +11,7 @@ class Action(enum.Enum):
     NONE = enum.auto()
     SNAPSHOT = enum.auto()  # write one now and go on
     STOP = enum.auto()  # finish this iteration, snapshot if the settings say so, and end
+    YIELD = enum.auto()  # the same, with a snapshot in any case: others will go on from there
 
 
 def no_action() -> Action:

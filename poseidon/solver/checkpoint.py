@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,13 @@ from poseidon.errors import SnapshotError, SpecError, WeightsError
 from poseidon.net.layer import text_of
 from poseidon.net.weights import load_weights
 from poseidon.net.weights_binary import net_message
-from poseidon.net.weights_hdf5 import write_hdf5
+from poseidon.net.weights_copy import Weights, WeightsCopy, WeightsView
+from poseidon.net.weights_hdf5 import is_hdf5, write_hdf5
 from poseidon.solver import events
+from poseidon.solver.background import BackgroundWriter
 from poseidon.solver.continuation import net_state, restore_net
 from poseidon.solver.smoothing import LossWindow
-from poseidon.solver.snapshot import Snapshot, SnapshotFiles, open_snapshot, with_offer, write_snapshot
+from poseidon.solver.snapshot import Snapshot, SnapshotFiles, open_snapshot, prune, with_offer, write_snapshot
 from poseidon.solver.state_file import SolverState, write_state
 from poseidon.spec import caffe_pb2
 from poseidon.spec.binary import serialize
@@ -30,34 +33,64 @@ if TYPE_CHECKING:
 # -- saving ---------------------------------------------------------------------------------------------------------
 def save(solver: Solver) -> SnapshotFiles:
     """Writes a snapshot of where the solver stands, in the format its settings name. Of a team, rank 0 writes."""
+    taken = _take(solver, WeightsView())
+    if solver.team.rank == 0:
+        taken.write()
+    solver.team.meet()
+    solver.publish(events.SnapshotWritten(taken.iteration, taken.files.model, taken.files.state))
+    return taken.files
+
+
+def save_copy(solver: Solver, writer: BackgroundWriter) -> None:
+    """The same from a copy, which is made here; rank 0's writer writes it. Nobody waits for that."""
+    weights = WeightsCopy(solver.net, with_diff=solver.param.snapshot_diff) if solver.team.rank == 0 else WeightsView()
+    taken = _take(solver, weights, copies=solver.team.rank == 0)
+    if solver.team.rank == 0:
+        writer.start(taken.iteration, taken.files, taken.write)
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Everything a snapshot holds; `weights` are those of the net at that moment, if they are a copy."""
+
+    files: SnapshotFiles
+    iteration: int
+    state: SolverState
+    continuation: dict[str, Any]
+    weights: Weights
+    solver: Solver
+
+    def write(self) -> None:
+        as_hdf5 = is_hdf5(str(self.files.model))
+        write_snapshot(
+            self.files,
+            iteration=self.iteration,
+            fill_model=lambda path: _write_model(self, path, as_hdf5=as_hdf5),
+            fill_state=lambda path: write_state(self.state, path, as_hdf5=as_hdf5),
+            continuation=self.continuation,
+            disk=self.solver.disk,
+        )
+        if self.solver.keep:
+            prune(self.solver.param.snapshot_prefix, self.solver.keep, self.iteration)
+
+
+def _take(solver: Solver, weights: Weights, *, copies: bool = False) -> _Taken:
     param = solver.param
     as_hdf5 = param.snapshot_format == caffe_pb2.SolverParameter.HDF5
     files = SnapshotFiles.named(param.snapshot_prefix, solver.iter, as_hdf5=as_hdf5)
     solver.publish(events.SnapshotStarted(solver.iter, files.model, files.state, as_hdf5))
-    histories = [_array(history) for history in solver.updates.histories()]
+    histories = [_array(history, copies=copies) for history in solver.updates.histories()]
     state = SolverState(solver.iter, solver.current_step, str(files.model), histories)
-    continuation = _continuation(solver)
-    if solver.team.rank == 0:
-        write_snapshot(
-            files,
-            iteration=solver.iter,
-            fill_model=lambda path: _write_model(solver, path, as_hdf5=as_hdf5),
-            fill_state=lambda path: write_state(state, path, as_hdf5=as_hdf5),
-            continuation=continuation,
-            disk=solver.disk,
-        )
-    solver.team.meet()
-    solver.publish(events.SnapshotWritten(solver.iter, files.model, files.state))
-    return files
+    return _Taken(files, solver.iter, state, _continuation(solver), weights, solver)
 
 
-def _write_model(solver: Solver, path: Path, *, as_hdf5: bool) -> None:
-    with_diff = solver.param.snapshot_diff
+def _write_model(taken: _Taken, path: Path, *, as_hdf5: bool) -> None:
+    net, with_diff = taken.solver.net, taken.solver.param.snapshot_diff
     if as_hdf5:
-        write_hdf5(solver.net, path, with_diff=with_diff)
+        write_hdf5(net, path, with_diff=with_diff, weights=taken.weights)
         return
     try:
-        path.write_bytes(serialize(net_message(solver.net, with_diff=with_diff), str(path)))
+        path.write_bytes(serialize(net_message(net, with_diff=with_diff, weights=taken.weights), str(path)))
     except SpecError as problem:
         raise SnapshotError(f"{problem}; set snapshot_format: HDF5 in the solver") from None
 
@@ -69,12 +102,13 @@ def _continuation(solver: Solver) -> dict[str, Any]:
         "losses": solver.window.state(solver.team.mean),
         "team": solver.team.state(),
         "extra": {name: part.state() for name, part in solver.stateful.items()},
+        "job": solver.job,
     }
 
 
-def _array(value: Tensor) -> np.ndarray:
+def _array(value: Tensor, *, copies: bool) -> np.ndarray:
     dtype = torch.float64 if value.dtype == torch.float64 else torch.float32
-    return value.detach().to("cpu", dtype).contiguous().numpy()
+    return value.detach().to("cpu", dtype, copy=copies).contiguous().numpy()
 
 
 # -- restoring ------------------------------------------------------------------------------------------------------

@@ -229,6 +229,14 @@ class SnapshotStarted(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotFailed(Event):
+    """It could not be written, and training goes on; the snapshots before it are whole."""
+
+    iteration: int
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
 class SnapshotWritten(Event):
     """All files are on the disk under their names."""
 

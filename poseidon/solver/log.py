@@ -153,6 +153,11 @@ def _snapshot_started(event: events.SnapshotStarted) -> list[LogLine]:
     ]
 
 
+def _snapshot_failed(event: events.SnapshotFailed) -> list[LogLine]:
+    text = f"Snapshot of iteration {event.iteration} failed, training goes on: {event.problem}"
+    return [LogLine("background.py:1", text, "W")]
+
+
 def _one(place: str, text: Callable[[Any], str]) -> Callable[[Any], list[LogLine]]:
     return lambda event: [LogLine(place, text(event))]
 
@@ -180,4 +185,5 @@ _LINES: dict[type[events.Event], Callable[[Any], Iterable[LogLine]]] = {
     events.TestDone: _test_done,
     events.TestInterrupted: _one("solver.cpp:396", lambda event: "Test interrupted."),
     events.SnapshotStarted: _snapshot_started,
+    events.SnapshotFailed: _snapshot_failed,
 }

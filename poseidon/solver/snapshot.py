@@ -136,10 +136,28 @@ def with_offer(problem: Exception, state_path: Path) -> SnapshotError:
     return SnapshotError(f"{problem}; the newest good snapshot beside it is {good}: restore that one")
 
 
-def newest_good(prefix: str) -> Path | None:
-    """The .solverstate with the highest iteration that can be restored, or None."""
+def newest_good(prefix: str, job: str = "") -> Path | None:
+    """The .solverstate with the highest iteration that can be restored, or None; only those of a job, if it is named."""
     start = Path(f"{prefix}_iter_")
-    return _newest_good(start.parent, start.name.removesuffix("_iter_"))
+    return _newest_good(start.parent, start.name.removesuffix("_iter_"), job)
+
+
+def prune(prefix: str, keep: int, newest: int) -> list[Path]:
+    """Of the snapshots up to iteration `newest`, removes all but the last `keep`, and tells which.
+
+    The state goes first: without it nobody takes the rest for a snapshot.
+    """
+    start = Path(f"{prefix}_iter_")
+    found = [entry for entry in _found(start.parent, start.name.removesuffix("_iter_")) if entry[0] <= newest]
+    iterations = sorted({iteration for iteration, _ in found}, reverse=True)
+    removed = []
+    for iteration, state in found:
+        if iteration in iterations[keep:]:
+            stem, tail = f"{prefix}_iter_{iteration}", ".h5" if state.suffix == ".h5" else ""
+            for path in (state, Path(f"{stem}.caffemodel{tail}"), Path(f"{stem}{ENDING}")):
+                path.unlink(missing_ok=True)
+            removed.append(state)
+    return removed
 
 
 def is_good(state_path: Path) -> bool:
@@ -154,11 +172,22 @@ def is_good(state_path: Path) -> bool:
     return True
 
 
-def _newest_good(folder: Path, base: str) -> Path | None:
+def _newest_good(folder: Path, base: str, job: str = "") -> Path | None:
+    newest_first = (path for _, path in _found(folder, base))
+    return next((path for path in newest_first if is_good(path) and (not job or _job_of(path) == job)), None)
+
+
+def _found(folder: Path, base: str) -> list[tuple[int, Path]]:
+    """Iterations and states of the snapshots of a prefix, the newest first."""
     matches = [(path, _STATE_NAME.fullmatch(path.name)) for path in _listed(folder)]
     found = [(int(match["iteration"]), path) for path, match in matches if match and match["base"] == base]
-    newest_first = sorted(found, key=lambda entry: (-entry[0], str(entry[1])))
-    return next((path for _, path in newest_first if is_good(path)), None)
+    return sorted(found, key=lambda entry: (-entry[0], str(entry[1])))
+
+
+def _job_of(state_path: Path) -> str:
+    """The job that wrote a snapshot; empty if nobody said."""
+    with _opened(state_path) as snapshot:
+        return "" if snapshot.continuation is None else str(snapshot.continuation.get("job", ""))
 
 
 @contextmanager

@@ -18,6 +18,9 @@ iteration is displayed. Attributes meant to be exchanged from outside:
     action      tells what somebody asks for, after every iteration and before every test batch (`action.py`)
     callbacks   called around the passes of an iteration
     stateful    by name: what else goes into a snapshot's sidecar (`continuation.py`)
+    writer      writes the snapshots that fall due while training goes on (`background.py`); None: training waits
+    keep        how many snapshots stay: older ones are removed when a new one is whole; 0: all
+    job         name of the job that snapshots belong to
 """
 
 from __future__ import annotations
@@ -30,12 +33,13 @@ from typing import Protocol
 
 from torch import Tensor
 
-from poseidon.errors import SolverError
+from poseidon.errors import SnapshotError, SolverError
 from poseidon.net.net import Net
 from poseidon.net.sharing import share_params
 from poseidon.net.stepwise import Stepwise
 from poseidon.solver import checkpoint, events, nets, snapshot
 from poseidon.solver.action import Action, no_action
+from poseidon.solver.background import BackgroundWriter, Outcome
 from poseidon.solver.continuation import Stateful
 from poseidon.solver.disk import Disk
 from poseidon.solver.passes import FusedPass, Pass, PassResult, StepwisePass, separate_gradients
@@ -100,6 +104,10 @@ class Solver:
         self.action: Callable[[], Action] = no_action
         self.callbacks: list[Callback] = []
         self.stateful: dict[str, Stateful] = {}
+        self.writer: BackgroundWriter | None = None
+        self.keep = 0
+        self.job = ""
+        self.has_yielded = False
         self.iter = 0
         self.current_step = 0
         self.window = LossWindow(self.param.average_loss)
@@ -127,8 +135,10 @@ class Solver:
             self.publish(events.RestoreStarted(str(resume)))
             self.restore(resume)
         self.step(param.max_iter - self.iter)
-        if param.snapshot_after_train and not (param.snapshot and self.iter % param.snapshot == 0):
+        is_due = param.snapshot_after_train or self.has_yielded
+        if is_due and not (param.snapshot and self.iter % param.snapshot == 0):
             self.snapshot()
+        self._finish_writing()
         if not self._stop_requested:
             self._show_final()
         self.publish(events.SolvingDone(self.iter, stopped_early=self._stop_requested))
@@ -149,10 +159,11 @@ class Solver:
                     break
             self._iterate()
             request = self.team.agree(self.action(), testing=False)
+            self._report(self.writer.over() if self.writer is not None else [])
             if (param.snapshot and self.iter % param.snapshot == 0) or request is Action.SNAPSHOT:
-                self.snapshot()
-            if request is Action.STOP:
-                self._stop_requested = True
+                self._save()
+            if request in (Action.STOP, Action.YIELD):
+                self._stop(request)
                 break
 
     def _iterate(self) -> None:
@@ -260,18 +271,49 @@ class Solver:
     def _answer_requests(self) -> bool:
         """Does what is asked for between two test batches; True to stop."""
         while (request := self.team.agree(self.action(), testing=True)) is not Action.NONE:
-            if request is Action.STOP:
-                self._stop_requested = True
+            if request in (Action.STOP, Action.YIELD):
+                self._stop(request)
                 break
-            self.snapshot()
+            self._save()
         return self._stop_requested
+
+    def _stop(self, request: Action) -> None:
+        self._stop_requested = True
+        self.has_yielded = request is Action.YIELD
 
     # -- snapshots --------------------------------------------------------------------------------------------------
     def snapshot(self) -> snapshot.SnapshotFiles:
         """Writes weights and state; a kill in the middle leaves the snapshots before it as they were."""
+        self._finish_writing()
         self.updates.drain()
         self.team.level()
         return checkpoint.save(self)
+
+    def _save(self) -> None:
+        """Takes a snapshot of this moment; if there is a writer, training does not wait until it is on the disk."""
+        if self.writer is None:
+            self.snapshot()
+            return
+        self.updates.drain()
+        self.team.level()
+        self._report(self.writer.wait())  # one at a time
+        checkpoint.save_copy(self, self.writer)
+
+    def _report(self, outcomes: list[Outcome]) -> None:
+        for done in outcomes:
+            if done.problem:
+                self.publish(events.SnapshotFailed(done.iteration, done.problem))
+            else:
+                self.publish(events.SnapshotWritten(done.iteration, done.files.model, done.files.state))
+
+    def _finish_writing(self) -> None:
+        """Returns when nothing is being written. What stands now must not get lost: if that failed, it is an error."""
+        if self.writer is not None:
+            outcomes = self.writer.wait()
+            self._report(outcomes)
+            for done in outcomes:
+                if done.problem and done.iteration == self.iter:
+                    raise SnapshotError(done.problem)
 
     def restore(self, path: str | Path) -> None:
         """Goes on from a .solverstate, of Caffe or of ours; nothing changes unless all of it fits."""
