@@ -5,7 +5,8 @@
 So nothing is lost, only late. A worker keeps one e per element of a unit. For elements that others own, it is what its
 own gradients still owe them; for those it owns itself, what it still owes the others:
 
-    push           gradients of a shard go to its owner as q; the owner sums in rank order, its own in full width
+    push           gradients of a shard go to its owner as q; the owner sums in rank order, its own in full width.
+                   Workers of one node sum theirs first, in full width: what they owe, their leader owes for all
     RING           the owner hands out the sum as q; everybody, the owner too, applies the rule to that
     SERVER         the owner applies the rule to its shard in full width and hands out the change of its values as q;
                    everybody, the owner too, adds that to the values they share. The owner's true value is theirs plus e
@@ -16,6 +17,7 @@ largest number; the rest follows as error. What is not finite leaves no error be
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import torch
@@ -27,7 +29,8 @@ from poseidon.comm.server import PULL, PUSH, ShardedExchange
 from poseidon.errors import SnapshotError
 from poseidon.plan import Send
 from poseidon.transport import Work
-from poseidon.transport.collectives import all_gather, exchange_slices, shards_of
+from poseidon.transport.cargo import Narrowing
+from poseidon.transport.collectives import all_gather, reduce_shards, shards_of
 
 NARROW_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 _STATE = "error"
@@ -41,6 +44,7 @@ class ErrorFeedback:
         self._num_elems = num_elems
         self._like = like
         self._errors: Tensor | None = None
+        self._making = threading.Lock()
 
     def narrowed(self, values: Tensor, start: int) -> Tensor:
         """Elements [start, …) as they travel; their error is settled anew."""
@@ -82,8 +86,9 @@ class ErrorFeedback:
         self._errors = self._like.new_empty(self._num_elems).copy_(found)
 
     def _of(self, start: int, num_elems: int) -> Tensor:
-        if self._errors is None:
-            self._errors = self._like.new_zeros(self._num_elems)
+        with self._making:  # several Sends come here at a time
+            if self._errors is None:
+                self._errors = self._like.new_zeros(self._num_elems)
         return self._errors[start : start + num_elems]
 
 
@@ -94,31 +99,14 @@ class NarrowExchange(ShardedExchange):
         super().__init__(wiring)
         self.errors = ErrorFeedback(dtype, self.num_elems, self.members[0].value)
 
-    def begin(self, send: Send) -> tuple[list[Tensor], Work]:
-        gradient = self.memory(send)
-        rank, size = self.transport.rank, self.transport.size
-        outgoing, incoming = [], []
-        for owner in range(size):
-            first, last = self.owned(send, owner)
-            shard = gradient[first - send.start : last - send.start]
-            outgoing.append(self._nothing() if owner == rank else self.errors.narrowed(shard, first))
-            own_shard = self.own_shard(send)
-            incoming.append(self._nothing() if owner == rank else own_shard.new_empty(len(own_shard), dtype=self.wire))
-        return incoming, exchange_slices(self.transport, outgoing, incoming, tag=self.tag(send, PUSH))
+    def begin(self, send: Send) -> Work:
+        shards = shards_of(self.memory(send), self.transport.size)
+        narrowing = Narrowing(self.wire, lambda owner, shard: self.errors.narrowed(shard, self.owned(send, owner)[0]))
+        return reduce_shards(self.transport, shards, tag=self.tag(send, PUSH), narrowing=narrowing)
 
     @property
     def wire(self) -> torch.dtype:
         return self.errors.dtype
-
-    def summed(self, send: Send, token: tuple[list[Tensor], Work]) -> Tensor:
-        """The sum over all workers of this worker's shard, in rank order and full width."""
-        arrived, work = token
-        work.wait()
-        own = self.own_shard(send)
-        total = torch.zeros_like(own)
-        for rank, shard in enumerate(arrived):
-            total += own if rank == self.transport.rank else shard
-        return total
 
     def gathered(self, send: Send, own: Tensor) -> Tensor:
         """All elements of a Send as their owners hand them out; `own` are this worker's."""
@@ -139,9 +127,10 @@ class NarrowExchange(ShardedExchange):
 
 
 class NarrowRing(NarrowExchange):
-    def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
+    def reduced(self, send: Send, token: Work) -> list[Part]:
+        token.wait()
         first, _ = self.owned(send, self.transport.rank)
-        sums = self.gathered(send, self.errors.narrowed(self.summed(send, token), first))
+        sums = self.gathered(send, self.errors.narrowed(self.own_shard(send), first))
         gradient = self.memory(send)
         gradient.copy_(sums)
         return self.parts(send.start, send.stop, gradient)
@@ -155,13 +144,13 @@ class NarrowServer(NarrowExchange):
         super().__init__(wiring, dtype)
         self._shared: dict[tuple[str, Region], Tensor] = {}
 
-    def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
-        grads = self.summed(send, token)
+    def reduced(self, send: Send, token: Work) -> list[Part]:
+        token.wait()
         first, last = self.owned(send, self.transport.rank)
         for member, region in regions_within(self.members, first, last):
             shared = self.errors.to_true(region.of(member.value), member.offset + region.start)
             self._shared[member.name, region] = shared
-        return self.parts(first, last, grads, everywhere=False)
+        return self.parts(first, last, self.own_shard(send), everywhere=False)
 
     def spread(self, send: Send) -> None:
         first, last = self.owned(send, self.transport.rank)

@@ -75,6 +75,7 @@ class Scheduler:
         self._num_in_flight = 0
         self._num_busy = 0  # finishers at work
         self._handed: deque[Callable[[], None]] = deque()  # to finishers
+        self._is_failing = False
         self._failure: BaseException | None = None
         self._closed = False
         self._starter = threading.Thread(target=self._run_starter, name="poseidon-starter", daemon=True)
@@ -267,12 +268,15 @@ class Scheduler:
         exchange = self._exchanges[send.unit]
         place = f"while exchanging {exchange}"
         with self._changed:
-            if self._has_ended:  # what follows from the first failure, or from closing, is no news
+            if self._has_ended or self._is_failing:  # what follows from the first failure, or from closing, is no news
                 return
-            self._failure = _placed(problem, place)
-            self._changed.notify_all()
+            self._is_failing = True
+        # Before anybody here hears of it and leaves: the others shall know why.
         if not isinstance(problem, PeerLost):
             exchange.transport.abort(f"{type(problem).__name__}: {problem} ({place})")
+        with self._changed:
+            self._failure = _placed(problem, place)
+            self._changed.notify_all()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

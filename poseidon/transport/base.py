@@ -24,6 +24,7 @@ from typing import Protocol
 from torch import Tensor
 
 from poseidon.errors import TransportError
+from poseidon.transport.cargo import Combine, Narrowing, Table
 from poseidon.transport.engine import Engine
 
 OWN_TAGS = 1 << 24
@@ -67,6 +68,10 @@ class Transport(Protocol):
     engine: Engine
 
     @property
+    def levels(self) -> Levels | None:
+        """None: every worker is a node of its own."""
+
+    @property
     def bytes_sent(self) -> int: ...
 
     @property
@@ -95,11 +100,32 @@ class Transport(Protocol):
         All members call it in the same order. Its life ends with this transport's.
         """
 
+    def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
+        """Who is lost, if somebody is, or has left of these `ranks`, to a worker that is `doing` something else."""
+
     def abort(self, reason: str) -> None:
         """Tells the peers why this worker ends, as well as that can be done: they get PeerLost with the reason."""
 
     def close(self) -> None:
         """Leaves in peace. Peers that still wait for this worker get PeerLost. Harmless if called twice."""
+
+
+class Levels(Protocol):
+    """What a transport offers whose workers share nodes: collectives of all of them, on all levels (`levels.py`).
+
+    Each is carried out by the calling thread, one of the engine's. `collectives.py` says what they do.
+    """
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    def gather(self, blocks: Sequence[Tensor], tag: int) -> None: ...
+
+    def reduce_shards(self, shards: Sequence[Tensor], narrowing: Narrowing | None, tag: int) -> None: ...
+
+    def exchange_slices(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], tag: int) -> None: ...
+
+    def gather_tables(self, own: Table, combine: Combine, tag: int) -> list[Table]: ...
 
 
 def check_message(tensor: Tensor) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from poseidon.errors import TransportError, TransportTimeout
 from poseidon.transport.barrier import barrier
-from poseidon.transport.base import Work, check_address, check_message, members_of, size_text
+from poseidon.transport.base import Levels, Work, check_address, check_message, members_of, size_text
 from poseidon.transport.c10d_work import GroupWork, Note, PointWork, StreamWork
 from poseidon.transport.completion import finished
 from poseidon.transport.groups import GroupSpec
@@ -63,6 +63,7 @@ class C10dTransport:
         self.peers = tuple(job.peers[rank] for rank in ranks)
         self.kind = "c10d-nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "c10d-gloo"
         self.engine = job.engine
+        self.levels: Levels | None = None
         self._tally = Tally()
         self._num_subgroups: Counter[tuple[int, ...]] = Counter()
         if self.size > 1:
@@ -123,9 +124,9 @@ class C10dTransport:
         name = f"{self._name}/{'-'.join(map(str, members))}:{self._num_subgroups[members]}"
         return C10dTransport(self._job, tuple(self._ranks[rank] for rank in members), name)
 
-    def loss(self, doing: str) -> TransportError | None:
-        """Who is lost, if somebody is, to a worker that is `doing` something else than waiting for it."""
-        return None if self._job.health.loss is None else self._job.explain(doing, (), "")
+    def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
+        members = tuple(self._ranks[rank] for rank in ranks)
+        return None if self._job.health.cause(members, 0.0) is None else self._job.explain(doing, members, "")
 
     def vitals(self) -> dict[int, Vitals]:
         """Where workers stood when last heard of, by rank: of all workers at rank 0, of rank 0 at the others."""

@@ -6,6 +6,10 @@ P members, member i's block of n_i bytes. Payload bytes sent by member r:
       of small blocks (P−1)·n_r                                        straight to everybody: one step, not P−1
     reduce_shards     Σ n_i over i ≠ r      equal shards: N·(P−1)/P    each owner hears from everybody
     exchange_slices   Σ of the slices for others                       the same pattern, nothing summed
+    gather_tables     as all_gather, and 8 bytes for the length        tables whose lengths only their owners know
+
+Where workers share nodes (`levels.py`) each of these goes through a node's memory first, and one copy crosses the
+network: P and n_i are then the nodes and their blocks.
 
 All start at once and go on while the caller computes (the transport's engine carries them). The members of a group call
 the same collectives with the same tag in the same order; collectives with one tag run one after another, with different
@@ -21,15 +25,17 @@ Sums are taken in the order of the group, never in order of arrival: the bits do
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from poseidon.errors import TransportError
 from poseidon.transport.base import Transport, Work, check_message, members_of, size_text
+from poseidon.transport.cargo import Combine, Narrowing, Table
 from poseidon.transport.completion import finished
+from poseidon.transport.node import sum_in_order
 
 # Measured on shaped 1 Gbit/s links, 4 and 8 hosts: two pieces per block already hide the wake-ups; more and smaller
 # pieces cost processor time (each is a message with its own wake-up), which the lab's hosts lack most. Blocks up to
@@ -44,7 +50,7 @@ OPEN_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Ring:
+class Ring:
     """A group seen from one member: who it is, what it uses to reach the others."""
 
     transport: Transport
@@ -63,34 +69,49 @@ class _Ring:
         return self.transport.recv(tensor, self.ranks[place % self.size], self.tag)
 
 
+@dataclass(slots=True)
+class Gathered:
+    """Tables that are being gathered: those of each node, once `work` is over."""
+
+    work: Work = field(init=False)
+    tables: list[Table] = field(default_factory=list)
+
+
 def all_gather(
     transport: Transport, blocks: Sequence[Tensor], *, group: Sequence[int] | None = None, tag: int = 0
 ) -> Work:
     """Fills `blocks` on every member: block i comes from member i; each has put its own in place beforehand."""
-    ring = _ring(transport, group, tag, blocks)
+    ring = ring_of(transport, group, tag, blocks)
     what = f"gathering {size_text(sum(block.nbytes for block in blocks))} from {ring.size} workers, tag {tag}"
     if ring.size == 1:
         return finished(what)
-    is_small = max(block.nbytes for block in blocks) <= DIRECT_BYTES
-
-    def run() -> None:
-        if is_small:
-            _exchange(ring, [blocks[ring.place]] * ring.size, blocks)
-        else:
-            _pass_around(ring, blocks)
-
-    return transport.engine.submit((transport, tag), run, what, _others(ring))
+    levels = transport.levels
+    if levels is not None and group is None:
+        return _submit(ring, lambda: levels.gather(blocks, tag), what)
+    return _submit(ring, lambda: gather_lists(ring, [[block] for block in blocks]), what)
 
 
 def reduce_shards(
-    transport: Transport, shards: Sequence[Tensor], *, group: Sequence[int] | None = None, tag: int = 0
+    transport: Transport,
+    shards: Sequence[Tensor],
+    *,
+    group: Sequence[int] | None = None,
+    tag: int = 0,
+    narrowing: Narrowing | None = None,
 ) -> Work:
-    """Sums shard i over all members, in place at member i, in the order of the group; other shards stay as they are."""
-    ring = _ring(transport, group, tag, shards)
+    """Sums shard i over all members, in place at member i, in the order of the group; other shards may be used up.
+
+    With `narrowing` shards travel so; a member's own counts in full width.
+    """
+    ring = ring_of(transport, group, tag, shards)
     what = f"reducing {size_text(sum(shard.nbytes for shard in shards))} over {ring.size} workers, tag {tag}"
     if ring.size == 1:
         return finished(what)
-    return transport.engine.submit((transport, tag), lambda: _reduce(ring, shards), what, _others(ring))
+    levels = transport.levels
+    if levels is not None and group is None:
+        return _submit(ring, lambda: levels.reduce_shards(shards, narrowing, tag), what)
+    lists = [[(place, shard)] for place, shard in enumerate(shards)]
+    return _submit(ring, lambda: reduce_lists(ring, lists, narrowing), what)
 
 
 def exchange_slices(
@@ -102,15 +123,34 @@ def exchange_slices(
     tag: int = 0,
 ) -> Work:
     """`outgoing[i]` of this member becomes `incoming[this member]` of member i; one's own slice is copied."""
-    ring = _ring(transport, group, tag, outgoing)
-    _ring(transport, group, tag, incoming)
+    ring = ring_of(transport, group, tag, outgoing)
+    ring_of(transport, group, tag, incoming)
     what = f"exchanging {size_text(sum(part.nbytes for part in outgoing))} with {ring.size} workers, tag {tag}"
+    levels = transport.levels
 
     def run() -> None:
         incoming[ring.place].copy_(outgoing[ring.place])
-        _exchange(ring, outgoing, incoming)
+        if levels is not None and group is None:
+            levels.exchange_slices(outgoing, incoming, tag)
+        else:
+            exchange_lists(ring, [[part] for part in outgoing], [[part] for part in incoming])
 
-    return transport.engine.submit((transport, tag), run, what, _others(ring))
+    return _submit(ring, run, what)
+
+
+def gather_tables(transport: Transport, own: Table, combine: Combine, *, tag: int = 0) -> Gathered:
+    """Everybody's tables, in rank order; the workers of a node have theirs combined into one first."""
+    ring = ring_of(transport, None, tag)
+    gathered, levels = Gathered(), transport.levels
+
+    def run() -> None:
+        if levels is not None:
+            gathered.tables = levels.gather_tables(own, combine, tag)
+        else:
+            gathered.tables = gather_unsized(ring, own)
+
+    gathered.work = _submit(ring, run, f"gathering tables from {ring.size} workers, tag {tag}")
+    return gathered
 
 
 def shards_of(tensor: Tensor, num_shards: int) -> list[Tensor]:
@@ -118,17 +158,21 @@ def shards_of(tensor: Tensor, num_shards: int) -> list[Tensor]:
     return list(tensor.tensor_split(num_shards))
 
 
-def _ring(transport: Transport, group: Sequence[int] | None, tag: int, blocks: Sequence[Tensor]) -> _Ring:
+def ring_of(
+    transport: Transport, group: Sequence[int] | None, tag: int, blocks: Sequence[Tensor] | None = None
+) -> Ring:
+    """A group as this worker sees it; `blocks`, one per member, are checked."""
     ranks = members_of(group, transport.size, transport.rank)
-    if len(blocks) != len(ranks):
+    if blocks is not None and len(blocks) != len(ranks):
         raise TransportError(f"a group of {len(ranks)} workers needs {len(ranks)} blocks, got {len(blocks)}")
-    for block in blocks:
+    for block in blocks or ():
         check_message(block)
-    return _Ring(transport, ranks, ranks.index(transport.rank), tag)
+    return Ring(transport, ranks, ranks.index(transport.rank), tag)
 
 
-def _others(ring: _Ring) -> tuple[int, ...]:
-    return tuple(ring.transport.peers[rank].rank for rank in ring.ranks if rank != ring.transport.rank)
+def _submit(ring: Ring, run: Callable[[], None], what: str) -> Work:
+    others = tuple(ring.transport.peers[rank].rank for rank in ring.ranks if rank != ring.transport.rank)
+    return ring.transport.engine.submit((ring.transport, ring.tag), run, what, others)
 
 
 def _pieces(block: Tensor, most_bytes: int) -> Sequence[Tensor]:
@@ -140,19 +184,81 @@ def _pieces(block: Tensor, most_bytes: int) -> Sequence[Tensor]:
     return block.split(max(1, num_bytes // block.element_size()))
 
 
-def _parts(block: Tensor) -> Sequence[Tensor]:
-    return _pieces(block, MAX_PART_BYTES)
+def _parts(blocks: Sequence[Tensor]) -> list[Tensor]:
+    return [part for block in blocks for part in _pieces(block, MAX_PART_BYTES)]
 
 
-def _pass_around(ring: _Ring, blocks: Sequence[Tensor]) -> None:
-    """In step s a member sends block r−s to its right and receives block r−s−1 from its left."""
+# -- carried out by the calling thread, one of the engine's -----------------------------------------------------------
+def gather_lists(ring: Ring, lists: Sequence[Sequence[Tensor]]) -> None:
+    """Fills all lists: list i comes from member i."""
+    if max((block.nbytes for blocks in lists for block in blocks), default=0) <= DIRECT_BYTES:
+        exchange_lists(ring, [lists[ring.place]] * ring.size, lists)
+    else:
+        _pass_around(ring, lists)
+
+
+def exchange_lists(ring: Ring, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]) -> None:
+    """`outgoing[i]` of this member becomes `incoming[this member]` of member i."""
+    for _ in _rounds(ring, [_parts(blocks) for blocks in outgoing], [_parts(blocks) for blocks in incoming]):
+        pass
+
+
+def gather_unsized(ring: Ring, own: Table) -> list[Table]:
+    """Every member's tables; their lengths go first."""
+    counts = torch.zeros(ring.size, 1, dtype=torch.int64)
+    counts[ring.place] = own.num_rows
+    gather_lists(ring, [[count] for count in counts])
+    tables = [own if place == ring.place else own.like(int(counts[place])) for place in range(ring.size)]
+    gather_lists(ring, [table.messages() for table in tables])
+    return tables
+
+
+def reduce_lists(ring: Ring, lists: Sequence[Sequence[tuple[int, Tensor]]], narrowing: Narrowing | None) -> None:
+    """Sums list i, of numbered shards, over all members, in place at member i."""
+    shards = [[shard for _, shard in numbered] for numbered in lists]
+    own = _parts(shards[ring.place])
+    leaving = [_parts(blocks) for blocks in shards]
+    if narrowing is not None:
+        narrow = [
+            [narrowing.narrowed(*entry) for entry in numbered] if place != ring.place else []
+            for place, numbered in enumerate(lists)
+        ]
+        # Cut like the wide ones: both ends must count the same pieces.
+        leaving = [
+            [part for thin, wide in zip(*pair, strict=True) for part in _cut_alike(thin, wide)] if pair[0] else []
+            for pair in zip(narrow, shards, strict=True)
+        ]
+    others = [place for place in range(ring.size) if place != ring.place]
+    longest = max(map(len, own), default=0)
+    dtype = narrowing.dtype if narrowing is not None else None
+    room = {
+        place: [torch.empty(longest, dtype=dtype or own[0].dtype, device=own[0].device) for _ in own[:OPEN_ROUNDS]]
+        for place in others
+    }
+    arriving: list[list[Tensor]] = [[] for _ in lists]
+    for place in others:
+        arriving[place] = [room[place][number % OPEN_ROUNDS][: len(piece)] for number, piece in enumerate(own)]
+    for number in _rounds(ring, leaving, arriving):
+        if number < len(own):
+            mine = own[number]
+            sum_in_order([mine if at == ring.place else arriving[at][number] for at in range(ring.size)], mine)
+
+
+def _cut_alike(thin: Tensor, wide: Tensor) -> Sequence[Tensor]:
+    parts = _parts([wide])
+    return thin.split([len(part) for part in parts]) if parts else ()
+
+
+def _pass_around(ring: Ring, lists: Sequence[Sequence[Tensor]]) -> None:
+    """In step s a member sends list r−s to its right and receives list r−s−1 from its left."""
+    pieces = [[piece for block in blocks for piece in _pieces(block, MAX_PIECE_BYTES)] for blocks in lists]
     arriving = [
         (piece, step < ring.size - 1)
         for step in range(1, ring.size)
-        for piece in _pieces(blocks[(ring.place - step) % ring.size], MAX_PIECE_BYTES)
+        for piece in pieces[(ring.place - step) % ring.size]
     ]
     posted = [ring.recv(piece, ring.place - 1) for piece, _ in arriving[:OPEN_PIECES]]
-    sends = [ring.send(piece, ring.place + 1) for piece in _pieces(blocks[ring.place], MAX_PIECE_BYTES)]
+    sends = [ring.send(piece, ring.place + 1) for piece in pieces[ring.place]]
     for position, (piece, goes_on) in enumerate(arriving):
         posted[position].wait()
         if goes_on:
@@ -163,27 +269,7 @@ def _pass_around(ring: _Ring, blocks: Sequence[Tensor]) -> None:
         work.wait()
 
 
-def _exchange(ring: _Ring, outgoing: Sequence[Tensor], incoming: Sequence[Tensor]) -> None:
-    for _ in _rounds(ring, [_parts(part) for part in outgoing], [_parts(part) for part in incoming]):
-        pass
-
-
-def _reduce(ring: _Ring, shards: Sequence[Tensor]) -> None:
-    own = _parts(shards[ring.place])
-    others = [place for place in range(ring.size) if place != ring.place]
-    memory = {place: [torch.empty_like(piece) for piece in own[:OPEN_ROUNDS]] for place in others}
-    arriving: list[list[Tensor]] = [[] for _ in shards]
-    for place in others:
-        arriving[place] = [memory[place][number % OPEN_ROUNDS][: len(piece)] for number, piece in enumerate(own)]
-    for number in _rounds(ring, [_parts(shard) for shard in shards], arriving):
-        if number < len(own):
-            parts = [own[number] if place == ring.place else arriving[place][number] for place in range(ring.size)]
-            for part in parts[1:-1]:
-                parts[0] += part
-            torch.add(parts[0], parts[-1], out=own[number])
-
-
-def _rounds(ring: _Ring, leaving: Sequence[Sequence[Tensor]], arriving: Sequence[Sequence[Tensor]]) -> Iterator[int]:
+def _rounds(ring: Ring, leaving: Sequence[Sequence[Tensor]], arriving: Sequence[Sequence[Tensor]]) -> Iterator[int]:
     """Exchanges lists of pieces: round k is the k-th piece to and from each of the others, where there is one.
 
     Yields a round's number when its pieces have arrived. OPEN_ROUNDS are under way at a time: the memory of a piece may

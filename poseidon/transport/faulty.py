@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from poseidon.errors import PeerLost
-from poseidon.transport.base import Transport, Work
+from poseidon.errors import PeerLost, TransportError
+from poseidon.transport.base import Levels, Transport, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ class FaultyTransport:
         self.rank, self.size, self.peers = inner.rank, inner.size, inner.peers
         self.kind = f"faulty {inner.kind}"
         self.engine = inner.engine
+        self.levels: Levels | None = None
 
     @property
     def bytes_sent(self) -> int:
@@ -75,6 +76,9 @@ class FaultyTransport:
     def subgroup(self, ranks: Sequence[int]) -> FaultyTransport | None:
         inner = self._inner.subgroup(ranks)
         return None if inner is None else FaultyTransport(inner, self._faults, self._numbers)
+
+    def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
+        return self._inner.loss(doing, ranks)
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

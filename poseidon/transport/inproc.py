@@ -27,7 +27,7 @@ from torch import Tensor
 
 from poseidon.errors import PeerLost, TransportError, TransportTimeout
 from poseidon.transport.barrier import barrier
-from poseidon.transport.base import Peer, Work, check_address, check_message, members_of, names_of, size_text
+from poseidon.transport.base import Levels, Peer, Work, check_address, check_message, members_of, names_of, size_text
 from poseidon.transport.completion import Completion, finished
 from poseidon.transport.engine import Engine
 from poseidon.transport.tally import Tally
@@ -109,9 +109,15 @@ class Switch:
         for entry in filter(concerns, waiting):
             entry.completion.fail(self._loss_for(entry.completion))
 
+    def loss(self, completion: Completion) -> PeerLost | None:
+        """Why an operation that concerns these ranks cannot end well; None if nothing stands against it."""
+        is_lost = self._loss is not None or self._left.intersection(completion.ranks)
+        return self._loss_for(completion) if is_lost else None
+
     def _raise_if_lost(self, completion: Completion) -> None:
-        if self._loss is not None or self._left.intersection(completion.ranks):
-            raise self._loss_for(completion)
+        loss = self.loss(completion)
+        if loss is not None:
+            raise loss
 
     def _loss_for(self, completion: Completion) -> PeerLost:
         if self._loss is not None:
@@ -135,6 +141,7 @@ class InprocTransport:
         self.size = len(self._ranks)
         self.peers = tuple(switch.peers[rank] for rank in self._ranks)
         self.engine = Engine(f"inproc-{self._ranks[rank]}", switch.limit_s)
+        self.levels: Levels | None = None
         self._tally = Tally()
         self._counts: dict[object, int] = defaultdict(int)
         self._subgroups: list[InprocTransport] = []
@@ -191,6 +198,9 @@ class InprocTransport:
         group = InprocTransport(self._switch, members.index(self.rank), global_ranks, space)
         self._subgroups.append(group)
         return group
+
+    def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
+        return self._switch.loss(Completion(doing, tuple(self._ranks[rank] for rank in ranks), 0.0))
 
     def abort(self, reason: str) -> None:
         self._switch.lose(self._ranks[self.rank], reason)
