@@ -85,4 +85,3 @@ def _mark_fixed(layer: caffe_pb2.LayerParameter, index: int) -> None:
     while len(layer.param) <= index:
         layer.param.add()
     layer.param[index].lr_mult = 0
-

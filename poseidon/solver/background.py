@@ -1,6 +1,6 @@
 """Background writing of snapshots: from a copy, while training goes on; one at a time, in the order they were taken.
 
-What cannot be written (a full disk, a folder that has become read-only) is reported, and training goes on: the snapshots
+What cannot be written (a full disk, a folder that has become read-only) is reported, and training goes on: snapshots
 before it are whole. A process that ends normally waits for its last snapshot.
 """
 

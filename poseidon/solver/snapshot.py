@@ -137,7 +137,7 @@ def with_offer(problem: Exception, state_path: Path) -> SnapshotError:
 
 
 def newest_good(prefix: str, job: str = "") -> Path | None:
-    """The .solverstate with the highest iteration that can be restored, or None; only those of a job, if it is named."""
+    """The .solverstate with the highest iteration that can be restored, or None; of a job, if one is named."""
     start = Path(f"{prefix}_iter_")
     return _newest_good(start.parent, start.name.removesuffix("_iter_"), job)
 
