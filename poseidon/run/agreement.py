@@ -23,12 +23,12 @@ from poseidon.transport import Work
 
 # The pause between two votes grows by this factor at most, lest one quick iteration be taken for the rule.
 _GROWTH = 4
-_RANKS = (Action.NONE, Action.SNAPSHOT, Action.STOP)  # a later one outranks an earlier one
+_RANKS = (Action.NONE, Action.SNAPSHOT, Action.STOP, Action.YIELD)  # a later one outranks an earlier one
 
 
 @dataclass(frozen=True, slots=True)
 class _Vote:
-    """Under way: how many ask for a snapshot, how many for a stop, and the sum of their seconds per turn."""
+    """Under way: how many ask for a snapshot, a stop, a yield, and the sum of their seconds per turn."""
 
     counts: Tensor
     work: Work
@@ -71,7 +71,7 @@ class Agreement:
         now = self._now()
         seconds = (now - self._voted_at) / (self._turn - self._voted_turn)
         self._voted_at, self._voted_turn = now, self._turn
-        counts = [self._asked is Action.SNAPSHOT, self._asked is Action.STOP, seconds]
+        counts = [*(self._asked is action for action in _RANKS[1:]), seconds]
         self._asked = Action.NONE
         numbers = torch.tensor(counts, dtype=torch.float64)
         return _Vote(numbers, self._table.start_sum(numbers), self._turn)
@@ -79,8 +79,9 @@ class Agreement:
     def _read(self, vote: _Vote) -> Action:
         self._vote = None
         vote.work.wait()
-        snapshots, stops, seconds = vote.counts.tolist()
+        *asked, seconds = vote.counts.tolist()
         wanted = self._every_s * self._table.size / seconds if seconds > 0 else 1.0
         self._pause = int(min(max(wanted, 1.0), self._pause * _GROWTH))
         self._next_turn = vote.turn + self._pause
-        return Action.STOP if stops else Action.SNAPSHOT if snapshots else Action.NONE
+        wanted_by_some = [action for action, count in zip(_RANKS[1:], asked, strict=True) if count]
+        return wanted_by_some[-1] if wanted_by_some else Action.NONE

@@ -17,20 +17,25 @@ import secrets
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from poseidon.errors import PeerLost, PoseidonError, TransportError, WorkersDiffer, WorkersFailed
 from poseidon.plan import PlanRequest
 from poseidon.run.attempt import attempt
+from poseidon.run.exits import LOST_ANOTHER
 from poseidon.run.cards import Card, nodes_of, threads_of
 from poseidon.run.distribute import DistributeOptions, distribute
+from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.planning import Links, Planned, Planning, plan_together
 from poseidon.run.rendezvous import Place
+from poseidon.run.resume import Resume, agree_on_snapshot
 from poseidon.run.roundtable import Roundtable
+from poseidon.run.watch import Watch
 from poseidon.run.welcome import Crew, batch_lines, cluster_line, links_line, plan_lines
 from poseidon.solver import NetOptions, Solver
+from poseidon.solver.background import BackgroundWriter
 from poseidon.solver.events import Listener
 from poseidon.solver.snapshot import check_writable
 from poseidon.spec import caffe_pb2
@@ -49,7 +54,11 @@ class WorkerOptions:
 
     threads     to compute with; None: the cores of a host are divided among its workers
     interface   name of the network interface; None: the one towards the master
-    resume      a snapshot to go on from; "": none
+    resume      which snapshot to go on from
+    secret      the job's; empty if it has none
+    keep        how many snapshots stay; 0: all
+    report_s    an exchange that takes longer is reported
+    watch       keeps count of where this worker stands
     """
 
     net: NetOptions
@@ -58,7 +67,11 @@ class WorkerOptions:
     links: Links
     threads: int | None = None
     interface: str | None = None
-    resume: str = ""
+    resume: Resume = Resume()
+    secret: bytes = field(default=b"", repr=False)
+    keep: int = 0
+    report_s: float = 30.0
+    watch: Watch = field(default_factory=Watch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +80,13 @@ class Face:
 
     listeners   hear the solver's events
     show        shows lines; only rank 0's is called
-    train       trains, once the solver is one of several: restores a snapshot, answers signals, solves
+    train       trains, once the solver is one of several: restores a snapshot (""; none), answers signals, solves
     farewell    says why the process ends, where no exception can reach the command line
     """
 
     listeners: tuple[Listener, ...]
     show: Callable[[Sequence[str]], None]
-    train: Callable[[Solver], None]
+    train: Callable[[Solver, str], None]
     farewell: Callable[[PoseidonError], None]
 
 
@@ -85,8 +98,9 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
     is_multi_host = place.local_size is not None and place.local_size < place.size
     interface = choose_interface(place.master_address, is_multi_host=is_multi_host, wanted=options.interface)
     master = Master(place.master_address, place.master_port, place.store_prefix)
-    transport = connect(place.rank, place.size, master, C10dOptions(address=interface.address))
-    with _ended_by_all(transport, face):
+    joining = C10dOptions(address=interface.address, secret=options.secret, vitals=options.watch.vitals)
+    transport = connect(place.rank, place.size, master, joining)
+    with _ended_by_all(transport, face), _lookout(transport, param, options, face):
         table = Roundtable(transport)
         card = Card(transport.peers[place.rank].host, place.local_size, _cores(), options.threads, str(interface))
         cards = [Card.from_json(text) for text in table.gather_texts(card.to_json())]
@@ -104,33 +118,37 @@ class _Worker:
         torch.set_num_threads(self._crew.threads[table.rank])
 
     def train(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> None:
-        solver = self._build(param, options.net)
-        planning = Planning(options.request, options.links, options.resume, tuple(self._crew.nodes))
+        solver = self._build(param, options)
+        resume = agree_on_snapshot(self._table, param.snapshot_prefix, options.resume)
+        planning = Planning(options.request, options.links, resume, tuple(self._crew.nodes))
         planned = plan_together(solver, self._transport, self._table, planning)
         if self._table.rank == 0:
-            self._face.show(self._welcome(solver, planned, options.resume))
+            self._face.show(self._welcome(solver, planned, resume))
         # Whether a snapshot's plan is used is decided already: this is it, or another one is wanted.
         team = replace(options.team, reuse_plan=False)
-        with distribute(solver, self._transport, planned.plan, team):
+        options.watch.follow(planned.plan)
+        with distribute(solver, self._transport, planned.plan, team, listener=options.watch.hear_comm):
             try:
-                self._face.train(solver)
+                self._face.train(solver, resume)
             except PeerLost:
                 if not planned.plan.barrier:  # behind one, what is reduced waits for us
                     solver.updates.drain()  # raises with the unit that was on its way, if there was one
                 raise
 
-    def _build(self, param: caffe_pb2.SolverParameter, options: NetOptions) -> Solver:
+    def _build(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> Solver:
         if param.random_seed < 0:
             seeds = self._table.gather(torch.tensor(secrets.randbits(62)))
             param.random_seed = int(seeds[0])
         solver = attempt(self._table, lambda: self._solver(param, options))
         assert solver is not None, "all workers build one"
+        solver.writer, solver.keep, solver.job = BackgroundWriter(), options.keep, options.resume.job
         return solver
 
-    def _solver(self, param: caffe_pb2.SolverParameter, options: NetOptions) -> Solver:
+    def _solver(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> Solver:
         if self._table.rank == 0 and param.snapshot_after_train:
             check_writable(param.snapshot_prefix)  # better now than when all the work is done
-        return Solver(param, options=options, listeners=self._face.listeners)
+        listeners = (options.watch.hear_solver, *self._face.listeners)
+        return Solver(param, options=options.net, listeners=listeners, writes=self._table.rank == 0)
 
     def _welcome(self, solver: Solver, planned: Planned, snapshot: str) -> list[str]:
         return [
@@ -139,6 +157,16 @@ class _Worker:
             *batch_lines(solver.net, self._table.size, solver.param.iter_size),
             *plan_lines(planned.plan, snapshot if planned.is_saved else ""),
         ]
+
+
+def _lookout(
+    transport: C10dTransport, param: caffe_pb2.SolverParameter, options: WorkerOptions, face: Face
+) -> contextlib.AbstractContextManager[object]:
+    """Rank 0's, for all workers."""
+    if transport.rank != 0:
+        return contextlib.nullcontext()
+    facts = {"job": options.resume.job, "solver": param.snapshot_prefix, "max_iter": param.max_iter}
+    return Lookout(transport, Outlook(facts, param.snapshot_prefix, options.report_s), face.show)
 
 
 def _cores() -> tuple[int, ...]:
@@ -196,4 +224,4 @@ class _Sentinel:
             loss = self._transport.loss("computing")
         if loss is not None and not self._is_over.wait(END_S):
             self._face.farewell(self.problem or loss)
-            os._exit(1)
+            os._exit(LOST_ANOTHER)

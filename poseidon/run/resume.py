@@ -1,0 +1,134 @@
+"""Resume: which snapshot a run goes on from.
+
+    --snapshot=FILE     that one
+    --snapshot=auto     the newest good one under the solver's snapshot_prefix; a fresh start if there is none
+    after a restart     the newest good one that this very job has written; until there is one, as at the first start
+
+Workers of several hosts need not share a disk: the newest one that anybody has is handed to those who lack it, so it is
+enough that rank 0's host keeps what it wrote.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from poseidon.errors import SnapshotError, SolverError
+from poseidon.run.attempt import attempt
+from poseidon.run.roundtable import Roundtable
+from poseidon.solver.disk import Disk, temporary_name
+from poseidon.solver.sidecar import ENDING, fingerprint_of
+from poseidon.solver.snapshot import newest_good, open_snapshot
+
+AUTO = "auto"
+_PIECE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """`wanted`: a path, `auto`, or nothing. `job` names the job; `is_restart`: it has run before."""
+
+    wanted: str = ""
+    job: str = ""
+    is_restart: bool = False
+
+    @property
+    def is_search(self) -> bool:
+        """True if the disk has to be looked at, and may be found otherwise on other hosts."""
+        return self.wanted == AUTO or (self.is_restart and bool(self.job))
+
+
+def find_snapshot(prefix: str, resume: Resume) -> str:
+    """The .solverstate to go on from, as this host's disk has it; empty for a fresh start."""
+    if resume.is_restart and resume.job:
+        own = newest_good(prefix, resume.job)
+        if own is not None:
+            return str(own)
+    if resume.wanted != AUTO:
+        return resume.wanted
+    found = newest_good(prefix)
+    return "" if found is None else str(found)
+
+
+# -- several workers --------------------------------------------------------------------------------------------------
+def agree_on_snapshot(table: Roundtable, prefix: str, resume: Resume) -> str:
+    """The same for all workers, which call it together: everybody has the snapshot afterwards."""
+    if not resume.is_search:
+        return resume.wanted
+    own = attempt(table, lambda: _Found.at(find_snapshot(prefix, resume)))
+    assert own is not None
+    found = [_Found(*json.loads(text)) for text in table.gather_texts(json.dumps([own.path, own.iteration, own.mark]))]
+    newest = max(found, key=lambda entry: entry.iteration)
+    if all((entry.iteration, entry.mark) == (newest.iteration, newest.mark) for entry in found):
+        return own.path
+    owner = found.index(newest)
+    lacks = (own.iteration, own.mark) != (newest.iteration, newest.mark)
+    taken = _hand_out(table, owner, newest.path, prefix, lacks=lacks)
+    return taken if lacks else own.path
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A snapshot on one worker's disk; `mark` tells its contents from others'. Nothing: iteration -1."""
+
+    path: str
+    iteration: int
+    mark: str
+
+    @classmethod
+    def at(cls, path: str) -> _Found:
+        if not path:
+            return cls("", -1, "")
+        with open_snapshot(path) as snapshot:
+            return cls(path, snapshot.state.iteration, fingerprint_of(Path(path)).sha256)
+
+
+def _files_of(state: Path) -> list[Path]:
+    """Weights and sidecar first: a snapshot is there once its state is."""
+    with open_snapshot(state) as snapshot:
+        model = [] if snapshot.model is None else [snapshot.model]
+    sidecar = state.with_name(state.name.partition(".solverstate")[0] + ENDING)
+    return [*model, *([sidecar] if sidecar.exists() else []), state]
+
+
+def _hand_out(table: Roundtable, owner: int, path: str, prefix: str, *, lacks: bool) -> str:
+    """Copies a snapshot's files from one worker to those who lack it; where they have it then."""
+    is_owner = table.rank == owner
+    files = attempt(table, lambda: _files_of(Path(path)), by=owner) or []
+    names = json.loads(table.gather_texts(json.dumps([[file.name, file.stat().st_size] for file in files]))[owner])
+    folder, placed = Path(f"{prefix}_iter_").parent, ""
+    for index, (name, size) in enumerate(names):
+        target = folder / Path(name).name
+        whole = _whole(table, owner, files[index] if is_owner else None, int(size))
+        attempt(table, lambda whole=whole, target=target: _place(whole, target) if lacks else None)  # type: ignore[misc]
+        placed = str(target)
+    return placed
+
+
+def _whole(table: Roundtable, owner: int, file: Path | None, size: int) -> bytes:
+    """The contents of a file that one worker has, on all workers."""
+    data = bytearray(file.read_bytes()) if file is not None else bytearray(size)
+    if len(data) != size:
+        raise SnapshotError(f"{file} changed while it was handed to the other workers; start again")
+    for start in range(0, size, _PIECE_BYTES):
+        piece = torch.frombuffer(data, dtype=torch.uint8, offset=start, count=min(_PIECE_BYTES, size - start))
+        table.copy(piece, owner)
+    return bytes(data)
+
+
+def _place(data: bytes, target: Path) -> None:
+    disk, temporary = Disk(), temporary_name(target)
+    try:
+        disk.create(temporary, lambda path: _write(path, data))
+        disk.publish(temporary, target)
+    except OSError as problem:
+        raise SolverError(f"{target}: the snapshot to go on from cannot be written here: {problem}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
