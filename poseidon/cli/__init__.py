@@ -22,11 +22,13 @@ from poseidon.spec import nearest
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program of several verbs: `modules` maps each verb to (module, one-line summary)."""
+    """A program of several verbs: `modules` maps each verb to (module, one-line summary). One that has `only` a single
+    verb takes its flags straight away, as Caffe's tools do."""
 
     name: str
     about: str
     modules: dict[str, tuple[str, str]]
+    only: str = ""
 
 
 CAFFE_VERBS = {
@@ -35,11 +37,19 @@ CAFFE_VERBS = {
     "time": ("time", "time a net layer by layer"),
     "device_query": ("device_query", "show what is known about the GPUs"),
 }
+TOOL_VERBS = {
+    "convert-imageset": ("convert_imageset", "make an LMDB or LevelDB from images and a list of their labels"),
+    "compute-image-mean": ("compute_image_mean", "compute the mean image of an LMDB or LevelDB"),
+    "partition-data": ("partition_data", "deal an LMDB or LevelDB into one for each worker"),
+    "upgrade-net": ("upgrade_net", "write a net of an old format, text or weights, in the current one"),
+    "upgrade-solver": ("upgrade_solver", "write a solver of an old format in the current one"),
+}
 POSEIDON = Program(
     "poseidon",
     "Train Caffe and PyTorch networks on the machines people really have.",
     {
         **{verb.replace("_", "-"): entry for verb, entry in CAFFE_VERBS.items()},
+        **TOOL_VERBS,
         "data": ("data", "make a data set's LMDBs: mnist, fashion-mnist, cifar10, digits"),
         "plan": ("plan", "show how training on a cluster would communicate, and how long it would take"),
     },
@@ -79,10 +89,10 @@ def run(program: Program, words: Sequence[str]) -> int:
 
 
 def _dispatch(program: Program, words: list[str]) -> int:
-    if not words or words[0] in ("help", "--help", "-help", "-h"):
+    if not program.only and (not words or words[0] in ("help", "--help", "-help", "-h")):
         print(_overview(program), flush=True)
         return 0
-    if words[0] in ("version", "--version", "-version"):
+    if words and words[0] in ("version", "--version", "-version")[bool(program.only) :]:
         print(f"{program.name} of Poseidon {__version__}", flush=True)
         return 0
     try:
@@ -95,10 +105,10 @@ def _dispatch(program: Program, words: list[str]) -> int:
 
 def parse(program: Program, words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """The verb of a command line and the values of its flags."""
-    verb, rest = _verb_first(program, words)
+    verb, rest = (program.only, list(words)) if program.only else _verb_first(program, words)
     name, summary = program.modules[verb]
     command: Command = importlib.import_module(f"poseidon.cli.{name}").COMMAND
-    flags = Flags(f"{program.name} {verb}", summary)
+    flags = Flags(program.name if program.only else f"{program.name} {verb}", summary)
     command.declare(flags)
     found = flags.parse(rest)
     found.program = program.name

@@ -1,7 +1,9 @@
 """Command: one verb of the `poseidon` and `caffe` programs, and the way its flags are spelled.
 
 Flags follow gflags, as Caffe's do: `--solver=x`, `--solver x`, `-solver=x` and `-solver x` are the same, and so are `_`
-and `-` in a flag's name. A wrong flag or value is one line on standard error and exit code 1.
+and `-` in a flag's name; a switch is `--gray`, `--nogray`, `--gray=true` or `--gray=false`. What is no flag may stand
+before, between and behind flags; behind `--` nothing is a flag. A wrong flag or value is one line on standard error and
+exit code 1.
 """
 
 from __future__ import annotations
@@ -15,36 +17,106 @@ from typing import Any, NoReturn
 from poseidon.errors import UsageError
 from poseidon.spec import nearest
 
+TRUE_WORDS = ("true", "t", "yes", "y", "1")
+FALSE_WORDS = ("false", "f", "no", "n", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A word that is no flag; `many`: all words that follow as well."""
+
+    name: str
+    help: str
+    required: bool = True
+    many: bool = False
+
+    def __str__(self) -> str:
+        shown = f"{self.name} ..." if self.many else self.name
+        return shown if self.required else f"[{shown}]"
+
 
 class Flags(argparse.ArgumentParser):
     """An argument parser that accepts gflags' spelling and raises instead of exiting."""
 
     def __init__(self, program: str, summary: str) -> None:
-        super().__init__(prog=program, description=summary, allow_abbrev=False, exit_on_error=False)
+        super().__init__(
+            prog=program,
+            description=summary,
+            allow_abbrev=False,
+            exit_on_error=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._switches: set[str] = set()
+        self._operands: list[Operand] = []
         self.flag("debug", action="store_true", help="show the traceback of an error")
 
     def flag(self, name: str, **options: Any) -> None:
         """Declares a flag; `name` is written with dashes."""
         self.add_argument(f"--{name}", **options)
 
+    def switch(self, name: str, help: str) -> None:
+        """Declares a flag that is on or off, and off unless it is given."""
+        destination = name.replace("-", "_")
+        self.add_argument(f"--{name}", dest=destination, action="store_true", help=help)
+        self.add_argument(f"--no{name}", dest=destination, action="store_false", default=False, help=argparse.SUPPRESS)
+        self._switches.add(f"--{name}")
+
+    def operands(self, *operands: Operand) -> None:
+        """Declares the words that are no flags, in their order; their names in small letters hold them."""
+        self._operands = list(operands)
+        self.usage = f"{self.prog} [flags] {' '.join(map(str, operands))}"
+        width = max(len(operand.name) for operand in operands)
+        listed = "\n".join(f"{operand.name:{width}}  {operand.help}" for operand in operands)
+        self.add_argument_group("arguments", listed)
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; `{self.prog} --help` lists the flags")
 
     def parse(self, words: Sequence[str]) -> argparse.Namespace:
+        words = list(words)
+        end = words.index("--") if self._operands and "--" in words else len(words)
         try:
-            found, unknown = self.parse_known_args([self._canonical(word) for word in words])
+            found, unknown = self.parse_known_args([self._canonical(word) for word in words[:end]])
         except argparse.ArgumentError as problem:
             self.error(f"{problem.argument_name}: {problem.message}" if problem.argument_name else problem.message)
+        if self._operands:
+            unknown = self._take_operands(found, unknown, words[end + 1 :])
         if unknown:
             self.error(self._about_unknown(unknown[0]))
         return found
 
+    def _take_operands(self, found: argparse.Namespace, words: list[str], behind: list[str]) -> list[str]:
+        """Gives words that are no flags to the operands; returns unknown flags."""
+        wrong = [word for word in words if word.startswith("-") and word != "-"]
+        given = [word for word in words if word not in wrong] + behind
+        for operand in self._operands:
+            if operand.many:
+                value: str | list[str] | None = given
+                given = []
+            else:
+                value = given.pop(0) if given else None
+            if operand.required and not value and not wrong:
+                self.error(f"{operand.name} is missing ({operand.help}); usage: {self.usage}")
+            setattr(found, operand.name.lower(), value)
+        if given and not wrong:
+            self.error(f"{given[0]!r} is one word too many; usage: {self.usage}")
+        return wrong
+
     def _canonical(self, word: str) -> str:
-        """`-sigint_effect=x` as `--sigint-effect=x`; what is no flag of this verb stays as it is."""
+        """`-sigint_effect=x` as `--sigint-effect=x`, `-gray=false` as `--nogray`; what is no flag of this verb stays as
+        it is."""
         name, equals, value = word.partition("=")
         spelled = "--" + name.lstrip("-").replace("_", "-")
-        is_known = name.startswith("-") and spelled in self._option_string_actions
-        return f"{spelled}{equals}{value}" if is_known else word
+        if not name.startswith("-") or spelled not in self._option_string_actions:
+            return word
+        if equals and spelled in self._switches:
+            return self._switched(spelled, value)
+        return f"{spelled}{equals}{value}"
+
+    def _switched(self, spelled: str, value: str) -> str:
+        if value.lower() not in TRUE_WORDS + FALSE_WORDS:
+            self.error(f"{spelled} is true or false, got {value!r}")
+        return spelled if value.lower() in TRUE_WORDS else f"--no{spelled[2:]}"
 
     def _about_unknown(self, word: str) -> str:
         if word.startswith("-"):

@@ -1,55 +1,14 @@
-"""Where a command's log lines go: standard error, as glog writes them there."""
+"""Where the log of a command that runs nets goes: standard error, as glog writes it there."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-
-from poseidon.cli.terminal import LastingStream
-from poseidon.solver.log import LogWriter
-from poseidon.solver.log_line import LogLine
-
-_SEVERITIES = "IWEF"
+from poseidon.cli.plain_log import PlainLog
+from poseidon.solver import events
+from poseidon.solver.log import lines_of
 
 
-class CommandLog(LogWriter):
-    """Caffe's log lines on standard error; GLOG_minloglevel (0 to 3) leaves out the less severe ones."""
+class CommandLog(PlainLog):
+    """A log that also hears a solver's events."""
 
-    def __init__(self) -> None:
-        super().__init__(LastingStream(sys.stderr))  # type: ignore[arg-type]
-        level = os.environ.get("GLOG_minloglevel", "0")  # noqa: SIM112  (glog spells it so)
-        self._least = int(level) if level.isdecimal() else 0
-
-    def write(self, lines: Iterable[LogLine]) -> None:
-        super().write(line for line in lines if _SEVERITIES.index(line.severity) >= self._least)
-
-    def say(self, place: str, text: str, severity: str = "I") -> None:
-        self.write([LogLine(place, text, severity)])
-
-    @contextmanager
-    def taking_warnings(self) -> Iterator[CommandLog]:
-        """While inside, what the package warns about (an old prototxt, say) becomes lines of this log."""
-        handler = _LogLines(self)
-        logger = logging.getLogger("poseidon")
-        logger.addHandler(handler)
-        logger.propagate = False
-        try:
-            yield self
-        finally:
-            logger.propagate = True
-            logger.removeHandler(handler)
-
-
-class _LogLines(logging.Handler):
-    """Python's log records as glog's lines."""
-
-    def __init__(self, log: CommandLog) -> None:
-        super().__init__(logging.WARNING)
-        self._log = log
-
-    def emit(self, record: logging.LogRecord) -> None:
-        severity = "E" if record.levelno >= logging.ERROR else "W"
-        self._log.say(f"{record.filename}:{record.lineno}", record.getMessage(), severity)
+    def __call__(self, event: events.Event) -> None:
+        self.write(lines_of(event))

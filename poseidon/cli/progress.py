@@ -20,8 +20,8 @@ from rich.text import Text
 from poseidon.cli.devices import device_text
 from poseidon.cli.signals import SignalRequests
 from poseidon.cli.terminal import console
+from poseidon.log_line import number
 from poseidon.solver import events
-from poseidon.solver.log_line import number
 from poseidon.spec import caffe_pb2
 
 # Reading the loss waits for the device, so it is not read more often than a person can see.

@@ -14,10 +14,10 @@ from poseidon.cli.nets import build_net, show_net
 from poseidon.cli.progress import outputs_text
 from poseidon.cli.terminal import console, has_display
 from poseidon.errors import UsageError
+from poseidon.log_line import number
 from poseidon.net import Net
 from poseidon.solver.events import OutputValue
 from poseidon.solver.log import output_text
-from poseidon.solver.log_line import number
 from poseidon.solver.testing import output_values
 
 # The number of a batch, and what it gave.

@@ -16,8 +16,8 @@ from poseidon.cli.devices import device_for
 from poseidon.cli.log import CommandLog
 from poseidon.cli.nets import build_net, show_net
 from poseidon.cli.terminal import console, has_display
+from poseidon.log_line import number
 from poseidon.net import Net, Stepwise
-from poseidon.solver.log_line import number
 
 
 @dataclass(frozen=True, slots=True)

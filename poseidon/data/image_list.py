@@ -34,9 +34,9 @@ class ImageList:
     def __init__(self, path: str, options: ImageOptions) -> None:
         self.path = path
         self._options = options
-        self._lines = [_split(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
-        if not self._lines:
-            raise DataError(f"{path}: the list is empty; expected lines of the form `path label`")
+        self._lines = read_list(path)
+        for number, (_, label) in enumerate(self._lines, start=1):
+            checked_label(label, f"{path}:{number}")
 
     def __len__(self) -> int:
         return len(self._lines)
@@ -52,6 +52,14 @@ class ImageList:
 
     def close(self) -> None:
         """Nothing is kept open."""
+
+
+def read_list(path: str) -> list[tuple[str, int]]:
+    """The paths and labels of a list file; at least one."""
+    lines = [_split(line, f"{path}:{number}") for number, line in enumerate(read_lines(path), start=1)]
+    if not lines:
+        raise DataError(f"{path}: the list is empty; expected lines of the form `path label`")
+    return lines
 
 
 def read_lines(path: str) -> list[str]:
@@ -85,4 +93,4 @@ def _split(line: str, where: str) -> tuple[str, int]:
     name, space, label = line.rpartition(" ")
     if not space or not name or not _INTEGER.fullmatch(label):
         raise DataError(f"{where}: expected `path label` with an integer label, got {line!r}")
-    return name, checked_label(int(label), where)
+    return name, int(label)

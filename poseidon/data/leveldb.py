@@ -27,13 +27,13 @@ _KEY_EVERY = 256
 _PER_PROCESS_FILES = {"LOCK", "LOG", "LOG.old"}
 
 
-def _plyvel() -> ModuleType:
+def plyvel_package() -> ModuleType:
+    """LevelDB's library, which is installed on request."""
     try:
         import plyvel
     except ImportError:
         raise UsageError(
-            'reading LevelDB needs the package plyvel: pip install "poseidon-dl[leveldb]" '
-            "(or convert the database to LMDB)"
+            'LevelDB needs the package plyvel: pip install "poseidon-dl[leveldb]" (LMDB does not)'
         ) from None
     return plyvel
 
@@ -44,7 +44,7 @@ class LevelDbStore:
     def __init__(self, path: str) -> None:
         self.path = path
         check_database_path(path, "LEVELDB", "CURRENT", other=("data.mdb", "LMDB"))
-        plyvel = _plyvel()
+        plyvel = plyvel_package()
         self._plyvel_error = plyvel.Error
         self._mirror = tempfile.TemporaryDirectory(prefix="poseidon-leveldb-")
         for entry in os.scandir(path):

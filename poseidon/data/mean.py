@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from poseidon.errors import DataError, SpecError
-from poseidon.spec import blob_to_array, caffe_pb2, read_binary
+from poseidon.spec import array_to_blob, blob_to_array, caffe_pb2, read_binary, write_binary
 
 
 def read_mean(path: str) -> np.ndarray:
@@ -20,3 +22,12 @@ def read_mean(path: str) -> np.ndarray:
         shape = " x ".join(map(str, mean.shape)) or "()"
         raise DataError(f"{path}: expected one mean image, channels x height x width, got {shape} (mean_file)")
     return mean.astype(np.float32, copy=False)
+
+
+def write_mean(image: np.ndarray, path: str | os.PathLike[str]) -> None:
+    """A mean image (channels × height × width), with its shape in the fields of old, which every Caffe reads."""
+    channels, height, width = image.shape
+    blob = array_to_blob(image.astype(np.float32, copy=False))
+    blob.ClearField("shape")
+    blob.num, blob.channels, blob.height, blob.width = 1, channels, height, width
+    write_binary(blob, path)

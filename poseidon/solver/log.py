@@ -1,20 +1,16 @@
 """Caffe's log, line for line, from a solver's events, so that whatever reads Caffe's logs reads ours.
 
-    I1116 11:22:33.456789 12345 solver.cpp:239] Iteration 20 (41.5 iter/s, 0.48s/20 iters), loss = 1.14239
-
-A line begins as glog begins it: severity, month and day, time, process, and the place in Caffe that writes this line.
-Numbers have six significant digits, as C++ prints them.
+A line begins as glog begins it, and numbers have six significant digits, as C++ prints them (`poseidon/log_line.py`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, TextIO
 
+from poseidon.log_line import LogLine, number
 from poseidon.solver import events
-from poseidon.solver.log_line import LogLine, number
 from poseidon.solver.net_log import built_lines, filter_lines, planned_lines
 from poseidon.spec import format_message
 
@@ -31,8 +27,7 @@ class LogWriter:
 
     def write(self, lines: Iterable[LogLine]) -> None:
         for line in lines:
-            stamp = f"{line.severity}{self._now():%m%d %H:%M:%S.%f} {os.getpid()} {line.place}"
-            self._stream.write(f"{stamp}] {line.text}\n")
+            self._stream.write(line.stamped(self._now()))
         self._stream.flush()
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from poseidon.log_line import LogLine, number
 from poseidon.net.graph import Node
 from poseidon.net.layer import Shape, count_of
 from poseidon.net.net import Net
-from poseidon.solver.log_line import LogLine, number
 from poseidon.spec import NetSource, caffe_pb2, filter_by_state, format_message, rule_holds
 
 

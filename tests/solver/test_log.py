@@ -9,9 +9,9 @@ from datetime import datetime
 
 import pytest
 
+from poseidon.log_line import LogLine, number
 from poseidon.solver import Solver, events
 from poseidon.solver.log import LogWriter, lines_of
-from poseidon.solver.log_line import LogLine, number
 from poseidon.solver.net_log import filter_lines
 from poseidon.spec import caffe_pb2, parse_net, read_solver
 from tests.solver.golden import LOGS, copy_case

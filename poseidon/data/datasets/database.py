@@ -11,9 +11,10 @@ import lmdb
 import numpy as np
 
 from poseidon.data.datasets.images import LabelledImages
-from poseidon.data.datasets.report import Report
+from poseidon.data.mean import write_mean as write_mean_image
+from poseidon.data.report import Report
 from poseidon.errors import DataError
-from poseidon.spec import array_to_datum, caffe_pb2, write_binary
+from poseidon.spec import array_to_datum
 
 # Committed in parts, so that a large data set is not held in memory a second time.
 _RECORDS_PER_COMMIT = 5000
@@ -40,9 +41,6 @@ def write_lmdb(path: Path, images: LabelledImages, key_digits: int, report: Repo
 
 def write_mean(path: Path, images: LabelledImages) -> None:
     """The mean image, bit for bit as compute_image_mean writes it: it adds up in float32, which is exact (below 2²⁴)
-    for up to 65 000 images, and puts the shape into the fields of old."""
-    count, channels, height, width = images.pixels.shape
-    mean = images.pixels.sum(axis=0, dtype=np.uint64).astype(np.float32) / np.float32(count)
-    blob = caffe_pb2.BlobProto(num=1, channels=channels, height=height, width=width)
-    blob.data.extend(mean.ravel().tolist())
-    write_binary(blob, path)
+    for up to 65 000 images."""
+    total = images.pixels.sum(axis=0, dtype=np.uint64).astype(np.float32)
+    write_mean_image(total / np.float32(len(images)), path)

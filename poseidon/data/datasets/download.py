@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from poseidon.data.datasets.report import Report
+from poseidon.data.report import Report
 from poseidon.errors import DataError
 
 _TIMEOUT_S = 30.0

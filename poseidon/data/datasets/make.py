@@ -10,8 +10,8 @@ from poseidon.data.datasets.database import write_lmdb, write_mean
 from poseidon.data.datasets.download import download
 from poseidon.data.datasets.images import Splits
 from poseidon.data.datasets.known import DATASETS, Dataset
-from poseidon.data.datasets.report import Report, silent
-from poseidon.data.datasets.staging import check_targets, publish, staging
+from poseidon.data.report import Report, silent
+from poseidon.data.staging import check_targets, publish, staging
 from poseidon.errors import DataError, UsageError
 from poseidon.spec import nearest
 

@@ -18,7 +18,7 @@ from poseidon.errors import DataError
 
 @contextmanager
 def staging(folder: Path, name: str) -> Iterator[Path]:
-    """The folder to work in; `name` is the data set's."""
+    """The folder to work in; `name` is what is being made."""
     place = folder / f".{name}.partial"
     place.mkdir(parents=True, exist_ok=True)
     handle = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
