@@ -17,15 +17,16 @@ from poseidon.cli.log import CommandLog
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
-from poseidon.cli.training import DTYPES, solve
-from poseidon.cli.workers import bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
-from poseidon.errors import PoseidonError
+from poseidon.cli.training import DTYPES, Say, exit_code, resume_asked, say_nothing, solve
+from poseidon.cli.workers import REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
+from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
+from poseidon.run.exits import LOST_ANOTHER
 from poseidon.run.launcher import accept_signals
 from poseidon.run.planning import Links
-from poseidon.run.rendezvous import Place
+from poseidon.run.rendezvous import Place, secret_of
 from poseidon.run.worker import Face, WorkerOptions, train_worker
-from poseidon.solver import NetOptions
+from poseidon.solver import NetOptions, Solver
 from poseidon.spec import caffe_pb2
 
 
@@ -33,16 +34,19 @@ def train_in_team(param: caffe_pb2.SolverParameter, found: argparse.Namespace, p
     """Trains as the flags say, together with the other workers; returns an exit code."""
     device = worker_device(param, found.gpu, place)
     options = _options(found, device)
+    codes: list[int] = []
     with signal_requests(found.sigint_effect, found.sighup_effect) as requests:
         accept_signals()
         try:
-            with _face(param, found, place, device, requests) as face:
+            with _face(param, found, place, device, requests, codes) as face:
                 train_worker(param, place, options, face)
         except PoseidonError as problem:
-            if is_echo(problem, place):
-                return 1
-            raise
-    return 0
+            code = LOST_ANOTHER if isinstance(problem, PeerLost) else 1
+            if found.debug and not is_echo(problem, place):
+                raise
+            _farewell(found.program, place, problem)
+            return code
+    return codes[0] if codes else 0
 
 
 def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
@@ -58,7 +62,10 @@ def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
         links=Links(bandwidth_bps(found), latency_s(found)),
         threads=threads_asked(found, os.environ),
         interface=found.interface,
-        resume=found.snapshot,
+        resume=resume_asked(found, os.environ),
+        secret=secret_of(os.environ),
+        keep=found.keep,
+        report_s=found.report_after or REPORT_S,
     )
 
 
@@ -70,9 +77,10 @@ def _face(
     place: Place,
     device: torch.device,
     requests: SignalRequests,
+    codes: list[int],
 ) -> Iterator[Face]:
     farewell = partial(_farewell, found.program, place)
-    train = partial(solve, snapshot=found.snapshot, requests=requests)
+    train = partial(_solve, codes, requests)
     if place.rank != 0:
         # Rank 0 warns of what all find alike.
         logging.getLogger("poseidon").setLevel(logging.ERROR)
@@ -85,6 +93,11 @@ def _face(
         with CommandLog().taking_warnings() as log:
             log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {found.gpu or 'all'}")
             yield Face((log,), partial(_log_lines, log), partial(train, say=log.say), farewell)
+
+
+def _solve(codes: list[int], requests: SignalRequests, solver: Solver, snapshot: str, say: Say = say_nothing) -> None:
+    solve(solver, snapshot, requests=requests, say=say)
+    codes.append(exit_code(solver))
 
 
 def _say_nothing(lines: Sequence[str]) -> None:

@@ -1,12 +1,13 @@
-"""train: `caffe train --solver=S [--snapshot=F | --weights=F,…]`; with `--workers P`, or under torchrun or srun, on P
-workers."""
+"""train: `caffe train --solver=S [--snapshot=F | --weights=F,…]`; with `--workers P`, or under torchrun, srun or mpirun,
+on P workers; with `--hosts` or `--hostfile` on those of several hosts."""
 
 from __future__ import annotations
 
 import argparse
 import os
 
-from poseidon.cli.command import Command, Flags, files, listed, net_flags, one_of, require
+from poseidon.cli.cluster import cluster_flags, hosts_asked, start_cluster
+from poseidon.cli.command import Command, Flags, files, listed, net_flags, one_of, positive_number, require
 from poseidon.cli.terminal import loading
 from poseidon.cli.workers import check_alone, check_values, num_to_start, start_workers, worker_flags
 from poseidon.errors import UsageError
@@ -19,7 +20,10 @@ EFFECTS = ("stop", "snapshot", "none")
 
 def declare(flags: Flags) -> None:
     flags.flag("solver", metavar="FILE", help="the solver's prototxt")
-    flags.flag("snapshot", default="", metavar="FILE", help="go on from this .solverstate")
+    flags.flag(
+        "snapshot", default="", metavar="FILE", help="go on from this .solverstate; auto: from the newest good one, if any"
+    )
+    flags.flag("keep", type=positive_number, default=0, metavar="N", help="of the snapshots keep the last N (all)")
     flags.flag("weights", default="", metavar="FILES", help="start from these .caffemodel files (comma list)")
     effects = "|".join(EFFECTS)
     flags.flag(
@@ -34,10 +38,12 @@ def declare(flags: Flags) -> None:
     )
     net_flags(flags)
     worker_flags(flags)
+    cluster_flags(flags)
 
 
 def run(found: argparse.Namespace) -> int:
     place = find_place(os.environ, found.workers)
+    hosts = None if place is not None else hosts_asked(found)
     if place is not None:
         follow_launcher(place)
         found.plain = found.plain or place.rank != 0
@@ -45,14 +51,15 @@ def run(found: argparse.Namespace) -> int:
     param = solver_param(found)
     if place is not None:
         return _train_in_team(param, found, place)
+    if hosts is not None:
+        return start_cluster(param, found, hosts)
     num_workers = num_to_start(found)
     if num_workers > 1:
         return start_workers(found, num_workers)
     check_alone(found)
     with loading(found):
         from poseidon.cli.training import train
-    train(param, found)
-    return 0
+    return train(param, found)
 
 
 def _train_in_team(param: caffe_pb2.SolverParameter, found: argparse.Namespace, place: Place) -> int:
@@ -66,7 +73,7 @@ def solver_param(found: argparse.Namespace) -> caffe_pb2.SolverParameter:
     path = require(found.solver, "solver", "the solver's prototxt, as in --solver=solver.prototxt")
     if found.snapshot and found.weights:
         raise UsageError("give --snapshot to go on training or --weights to fine-tune, not both")
-    if len(files(found.snapshot, "snapshot")) > 1:
+    if found.snapshot != "auto" and len(files(found.snapshot, "snapshot")) > 1:
         raise UsageError(f"--snapshot takes one .solverstate, got {found.snapshot!r}")
     param = read_solver(path)
     param.train_state.level = found.level

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -12,8 +13,12 @@ from poseidon.cli.log import CommandLog
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
+from poseidon.run.exits import YIELDED
 from poseidon.run.net_outputs import NetOutputs
+from poseidon.run.rendezvous import JOB, num_restarts
+from poseidon.run.resume import Resume, find_snapshot
 from poseidon.solver import NetOptions, Solver
+from poseidon.solver.background import BackgroundWriter
 from poseidon.solver.events import Listener
 from poseidon.solver.snapshot import check_writable
 from poseidon.spec import caffe_pb2
@@ -23,25 +28,34 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 Say = Callable[[str, str], None]
 
 
-def _say_nothing(place: str, text: str) -> None:
+def say_nothing(place: str, text: str) -> None:
     """Where there is a display, it hears the solver's events."""
 
 
-def train(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> None:
-    """Trains as the flags say, until max_iter or until somebody asks to stop."""
+def train(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> int:
+    """Trains as the flags say, until max_iter or until somebody asks to stop; returns an exit code."""
     device = solver_device(param, found.gpu)
     if found.threads is not None:
         torch.set_num_threads(found.threads)
     if param.snapshot_after_train:
         check_writable(param.snapshot_prefix)  # better now than when all the work is done
+    snapshot = find_snapshot(param.snapshot_prefix, resume_asked(found, os.environ))
     with signal_requests(found.sigint_effect, found.sighup_effect) as requests:
         if has_display(found):
             with ProgressDisplay(param, f"--solver={found.solver}", device, requests) as display:
-                solve(_built(param, found, device, display), snapshot=found.snapshot, requests=requests)
-            return
+                solver = _built(param, found, device, display)
+                solve(solver, snapshot, requests=requests)
+            return exit_code(solver)
         with CommandLog().taking_warnings() as log:
             log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {device.index}")
-            solve(_built(param, found, device, log), snapshot=found.snapshot, requests=requests, say=log.say)
+            solver = _built(param, found, device, log)
+            solve(solver, snapshot, requests=requests, say=log.say)
+            return exit_code(solver)
+
+
+def exit_code(solver: Solver) -> int:
+    """Tells a run that made room from one that is done."""
+    return YIELDED if solver.has_yielded else 0
 
 
 def _built(
@@ -50,10 +64,18 @@ def _built(
     listeners = [listener]
     if found.net_outputs:
         listeners.append(NetOutputs(found.net_outputs, len(param.test_iter)))
-    return Solver(param, options=NetOptions(device=device, dtype=DTYPES[found.dtype]), listeners=listeners)
+    solver = Solver(param, options=NetOptions(device=device, dtype=DTYPES[found.dtype]), listeners=listeners)
+    solver.writer, solver.keep = BackgroundWriter(), found.keep
+    solver.job = resume_asked(found, os.environ).job
+    return solver
 
 
-def solve(solver: Solver, *, snapshot: str, requests: SignalRequests, say: Say = _say_nothing) -> None:
+def resume_asked(found: argparse.Namespace, environ: Mapping[str, str]) -> Resume:
+    """Which snapshot the flags and the launcher ask for."""
+    return Resume(found.snapshot, environ.get(JOB, ""), num_restarts(environ) > 0)
+
+
+def solve(solver: Solver, snapshot: str, *, requests: SignalRequests, say: Say = say_nothing) -> None:
     """Trains with a solver that is ready, from a snapshot if one is named."""
     solver.action = requests
     if snapshot:

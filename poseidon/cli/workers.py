@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from poseidon.cli.command import Flags, listed, one_of, positive_number
 from poseidon.cli.plan import AUTO, SCHEMES
@@ -24,11 +26,13 @@ from poseidon.plan import (
     parse_scheme,
     parse_seconds,
 )
+from poseidon.run.exits import YIELDED
 from poseidon.run.launcher import LocalJob, launch
-from poseidon.run.rendezvous import Place
+from poseidon.run.rendezvous import JOB, RESTART, SECRET, Place
 
 REDUCTIONS = ("average", "sum")
 DTYPES = ("float32", "float64")
+REPORT_S = 30.0
 
 _RUN_CAFFE = "import sys; from poseidon.cli import caffe_main; sys.exit(caffe_main())"
 _PROGRAMS = {"poseidon": ("-m", "poseidon"), "caffe": ("-c", _RUN_CAFFE)}
@@ -49,6 +53,10 @@ def worker_flags(flags: Flags) -> None:
     flags.flag("interface", metavar="NAME", help="network interface (the one towards the first worker's host)")
     flags.flag("bandwidth", metavar="RATE", help="of a host's link, like 1gbit, instead of measuring it")
     flags.flag("latency", metavar="TIME", help="of a message, like 0.1ms, instead of measuring it")
+    flags.flag(
+        "report-after", type=positive_number, metavar="S", help=f"report an exchange that takes longer ({REPORT_S:g} s)"
+    )
+    flags.flag("max-restarts", type=positive_number, metavar="N", help="go on by itself after a failure, N times (0)")
 
 
 _NEED_SEVERAL = (
@@ -61,6 +69,8 @@ _NEED_SEVERAL = (
     "interface",
     "bandwidth",
     "latency",
+    "report_after",
+    "max_restarts",
 )
 
 
@@ -123,15 +133,39 @@ def num_to_start(found: argparse.Namespace) -> int:
 
 
 def start_workers(found: argparse.Namespace, num_workers: int) -> int:
-    """Trains with workers of this host; returns an exit code."""
+    """Trains with workers of this host, again after a failure if that is asked for; returns an exit code."""
+    tell, environ = teller(), job_environ(os.environ)
+    for restart in range(1 + (found.max_restarts or 0)):
+        job = LocalJob(found.program, worker_command(found), num_workers, {**environ, RESTART: str(restart)})
+        code = launch(job, tell)
+        # What a worker finds wrong by itself it would find again; whoever asked for an end gets one.
+        if code in (0, 1, YIELDED) or 128 + signal.SIGTERM == code or code == 128 + signal.SIGINT:
+            return code
+        if restart < (found.max_restarts or 0):
+            tell(f"{found.program}: restart {restart + 1} of {found.max_restarts}, from the job's newest good snapshot")
+    return code
+
+
+def worker_command(found: argparse.Namespace) -> tuple[str, ...]:
+    """The command line of a worker: this one's."""
+    return (sys.executable, *_PROGRAMS[found.program], *found.words)
+
+
+def job_environ(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a job that starts here: its name, and a secret of its own unless it was given one."""
+    named = {JOB: environ.get(JOB) or f"{os.getpid()}-{secrets.token_hex(4)}"}
+    return {**environ, **named, SECRET: environ.get(SECRET) or secrets.token_hex(32)}
+
+
+def teller() -> Callable[[str], None]:
+    """Shows lines on standard error, as long as there is one."""
     stream = LastingStream(sys.stderr)
 
     def tell(line: str) -> None:
         stream.write(f"{line}\n")
         stream.flush()
 
-    command = (sys.executable, *_PROGRAMS[found.program], *found.words)
-    return launch(LocalJob(found.program, command, num_workers, os.environ), tell)
+    return tell
 
 
 def is_echo(problem: PoseidonError, place: Place) -> bool:

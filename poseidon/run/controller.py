@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from poseidon.errors import UsageError
+from poseidon.run.exits import LOST_ANOTHER, YIELDED
 from poseidon.run.fleet import Fleet, refuse
 from poseidon.run.hosts import Host, num_workers
 from poseidon.run.launcher import END_S, NOTICE_S, gathered_signals
@@ -27,8 +28,6 @@ from poseidon.run.messages import Message
 from poseidon.run.rendezvous import RESTART, SECRET, Place
 from poseidon.run.site import Entry, Site
 
-YIELDED = 75
-LOST_ANOTHER = 3
 WAIT_S = 120.0  # for hosts to return when too few are left
 GATHER_S = 2.0  # for a host that was lost for a moment only
 _MOST_INTERRUPTS = 3
@@ -53,7 +52,7 @@ class ClusterJob:
     hosts: tuple[Host, ...]
     entry: Entry
     secret: str = field(repr=False)
-    recovery: Recovery = Recovery()
+    recovery: Recovery = field(default_factory=Recovery)
 
 
 @dataclass(slots=True)

@@ -24,9 +24,9 @@ import torch
 from poseidon.errors import PeerLost, PoseidonError, TransportError, WorkersDiffer, WorkersFailed
 from poseidon.plan import PlanRequest
 from poseidon.run.attempt import attempt
-from poseidon.run.exits import LOST_ANOTHER
 from poseidon.run.cards import Card, nodes_of, threads_of
 from poseidon.run.distribute import DistributeOptions, distribute
+from poseidon.run.exits import LOST_ANOTHER
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.planning import Links, Planned, Planning, plan_together
 from poseidon.run.rendezvous import Place
@@ -67,7 +67,7 @@ class WorkerOptions:
     links: Links
     threads: int | None = None
     interface: str | None = None
-    resume: Resume = Resume()
+    resume: Resume = field(default_factory=Resume)
     secret: bytes = field(default=b"", repr=False)
     keep: int = 0
     report_s: float = 30.0
