@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -21,7 +22,7 @@ from poseidon.cli.training import DTYPES, Say, exit_code, resume_asked, say_noth
 from poseidon.cli.workers import REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
 from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
-from poseidon.run.exits import LOST_ANOTHER
+from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
 from poseidon.run.launcher import accept_signals
 from poseidon.run.planning import Links
 from poseidon.run.rendezvous import Place, secret_of
@@ -41,11 +42,14 @@ def train_in_team(param: caffe_pb2.SolverParameter, found: argparse.Namespace, p
             with _face(param, found, place, device, requests, codes) as face:
                 train_worker(param, place, options, face)
         except PoseidonError as problem:
-            code = LOST_ANOTHER if isinstance(problem, PeerLost) else 1
+            code = LOST_ANOTHER if isinstance(problem, PeerLost) else MISTAKE
             if found.debug and not is_echo(problem, place):
                 raise
             _farewell(found.program, place, problem)
             return code
+        except Exception:  # nobody foresaw it; the launcher is to know that from a mistake
+            traceback.print_exc()
+            return CRASHED
     return codes[0] if codes else 0
 
 

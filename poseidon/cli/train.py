@@ -1,5 +1,5 @@
-"""train: `caffe train --solver=S [--snapshot=F | --weights=F,…]`; with `--workers P`, or under torchrun, srun or mpirun,
-on P workers; with `--hosts` or `--hostfile` on those of several hosts."""
+"""train: `caffe train --solver=S [--snapshot=F | --weights=F,…]`; with `--workers P`, or under torchrun, srun or
+mpirun, on P workers; with `--hosts` or `--hostfile` on those of several hosts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ EFFECTS = ("stop", "snapshot", "none")
 
 def declare(flags: Flags) -> None:
     flags.flag("solver", metavar="FILE", help="the solver's prototxt")
-    flags.flag(
-        "snapshot", default="", metavar="FILE", help="go on from this .solverstate; auto: from the newest good one, if any"
-    )
+    flags.flag("snapshot", default="", metavar="FILE", help="go on from this .solverstate; auto: from the newest good one")
     flags.flag("keep", type=positive_number, default=0, metavar="N", help="of the snapshots keep the last N (all)")
     flags.flag("weights", default="", metavar="FILES", help="start from these .caffemodel files (comma list)")
     effects = "|".join(EFFECTS)

@@ -26,7 +26,7 @@ from poseidon.plan import (
     parse_scheme,
     parse_seconds,
 )
-from poseidon.run.exits import YIELDED
+from poseidon.run.exits import MISTAKE, YIELDED
 from poseidon.run.launcher import LocalJob, launch
 from poseidon.run.rendezvous import JOB, RESTART, SECRET, Place
 
@@ -138,8 +138,7 @@ def start_workers(found: argparse.Namespace, num_workers: int) -> int:
     for restart in range(1 + (found.max_restarts or 0)):
         job = LocalJob(found.program, worker_command(found), num_workers, {**environ, RESTART: str(restart)})
         code = launch(job, tell)
-        # What a worker finds wrong by itself it would find again; whoever asked for an end gets one.
-        if code in (0, 1, YIELDED) or 128 + signal.SIGTERM == code or code == 128 + signal.SIGINT:
+        if code in (0, MISTAKE, YIELDED, 128 + signal.SIGINT, 128 + signal.SIGTERM):
             return code
         if restart < (found.max_restarts or 0):
             tell(f"{found.program}: restart {restart + 1} of {found.max_restarts}, from the job's newest good snapshot")

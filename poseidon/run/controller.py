@@ -8,8 +8,8 @@
                 from the job's newest good snapshot. A host that returns makes the running generation yield: it writes
                 a snapshot and stops, and the next one has the host again
 
-A worker ends with 0 when it is done, with YIELDED when it stopped to make room, with LOST_ANOTHER when another was
-lost. If all end with 1 they have met the same mistake, and would again: that is no reason to restart.
+Workers tell by their exit codes why they ended (`exits.py`). A mistake of the user's is no reason to restart: the next
+generation would meet it again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from poseidon.errors import UsageError
-from poseidon.run.exits import LOST_ANOTHER, YIELDED
+from poseidon.run.exits import LOST_ANOTHER, MISTAKE, YIELDED
 from poseidon.run.fleet import Fleet, refuse
 from poseidon.run.hosts import Host, num_workers
 from poseidon.run.launcher import END_S, NOTICE_S, gathered_signals
@@ -76,8 +76,8 @@ class _Generation:
         return bool(self.lost) or any(code not in (0, YIELDED) for code in self.codes.values())
 
     @property
-    def is_common_mistake(self) -> bool:
-        return not self.lost and len(self.codes) == self.size and set(self.codes.values()) == {1}
+    def is_mistake(self) -> bool:
+        return not self.lost and min(self.codes.values(), default=0) >= 0 and MISTAKE in self.codes.values()
 
     def exit_code(self) -> int:
         """That of a worker that a signal ended, or of another one that failed; of a lost host, 1."""
@@ -118,8 +118,8 @@ class _Controller:
 
     def _may_restart(self, generation: _Generation) -> bool:
         most = self._job.recovery.max_restarts
-        if generation.is_common_mistake or self._num_restarts >= most:
-            if most and not generation.is_common_mistake:
+        if generation.is_mistake or self._num_restarts >= most:
+            if most and not generation.is_mistake:
                 self._say(f"all {most} restarts are used up")
             return False
         self._num_restarts += 1
