@@ -43,6 +43,7 @@ TOOL_VERBS = {
     "partition-data": ("partition_data", "deal an LMDB or LevelDB into one for each worker"),
     "upgrade-net": ("upgrade_net", "write a net of an old format, text or weights, in the current one"),
     "upgrade-solver": ("upgrade_solver", "write a solver of an old format in the current one"),
+    "draw-net": ("draw_net", "draw a net (SVG, PNG, PDF) with Graphviz"),
 }
 POSEIDON = Program(
     "poseidon",

@@ -1,4 +1,4 @@
-"""upgrade-net: `upgrade_net_proto_text IN OUT`, `upgrade_net_proto_binary IN OUT`: nets brought to the current format."""
+"""upgrade-net: `upgrade_net_proto_text IN OUT`, `upgrade_net_proto_binary IN OUT`: nets into the current format."""
 
 from __future__ import annotations
 
