@@ -8,9 +8,10 @@ from poseidon.errors import PoseidonError
 
 if TYPE_CHECKING:
     from poseidon.net import Net
+    from poseidon.parallel import Parallel, overlap, wait
 
 __version__ = "0.1.0"
-__all__ = ["Net", "PoseidonError", "__version__"]
+__all__ = ["Net", "Parallel", "PoseidonError", "__version__", "overlap", "wait"]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,4 +20,8 @@ def __getattr__(name: str) -> Any:
         from poseidon.net import Net
 
         return Net
+    if name in ("Parallel", "overlap", "wait"):
+        from poseidon import parallel
+
+        return getattr(parallel, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

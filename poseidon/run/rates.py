@@ -41,15 +41,23 @@ class Rates:
 
 def measure_rates(solver: Solver, profile: NetProfile, table: Roundtable) -> Rates:
     """Of this worker; infinite where the net has nothing of the kind. All workers call it together."""
-    send_s, collective_s = DEFAULT_SEND_S, 0.0
-    if solver.net.device.type == "cpu":
-        own = torch.zeros(_SEND_ELEMS)
-        send_s = _processor_s(lambda: table.sum(own))
-        collective_s = max(0.0, _processor_s(lambda: table.gather(own)) - send_s)
-    return Rates(_flops(solver, profile, table.size), _update_bps(solver), send_s, collective_s)
+    net = solver.net
+    send_s, collective_s = exchange_seconds(table, net.device)
+    flops = product_flops(profile, table.size, net.device, net.dtype)
+    return Rates(flops, _update_bps(solver), send_s, collective_s)
 
 
-def _flops(solver: Solver, profile: NetProfile, num_workers: int) -> float:
+def exchange_seconds(table: Roundtable, device: torch.device) -> tuple[float, float]:
+    """`send_s` and `collective_s` of this worker. All workers call it together."""
+    if device.type != "cpu":
+        return DEFAULT_SEND_S, 0.0
+    own = torch.zeros(_SEND_ELEMS)
+    send_s = _processor_s(lambda: table.sum(own))
+    return send_s, max(0.0, _processor_s(lambda: table.gather(own)) - send_s)
+
+
+def product_flops(profile: NetProfile, num_workers: int, device: torch.device, dtype: torch.dtype) -> float:
+    """`flops` of this worker, for the largest product; infinite if there is none."""
     shapes = [param.factors for param in profile.params if param.factors is not None and param.learns]
     if not shapes:
         return math.inf
@@ -57,10 +65,9 @@ def _flops(solver: Solver, profile: NetProfile, num_workers: int) -> float:
     rows, outputs, inputs = (
         min(side, _MOST_SIDE) for side in (largest.rows * num_workers, largest.outputs, largest.inputs)
     )
-    net = solver.net
-    u = torch.ones(rows, outputs, device=net.device, dtype=net.dtype)
-    v = torch.ones(rows, inputs, device=net.device, dtype=net.dtype)
-    return 2 * rows * outputs * inputs / _seconds(solver, lambda: u.t() @ v)
+    u = torch.ones(rows, outputs, device=device, dtype=dtype)
+    v = torch.ones(rows, inputs, device=device, dtype=dtype)
+    return 2 * rows * outputs * inputs / _seconds(device, lambda: u.t() @ v)
 
 
 def _update_bps(solver: Solver) -> float:
@@ -72,7 +79,7 @@ def _update_bps(solver: Solver) -> float:
     slot = solver.rule.slot("stand-in", value, largest.rate_mult, largest.decay_mult)
     grad = torch.zeros_like(value)
     hyper = Hyper.of(solver.param, 0, solver.lr)
-    return value.nbytes * 8 / _seconds(solver, lambda: solver.rule.update([slot], [grad], hyper))
+    return value.nbytes * 8 / _seconds(solver.net.device, lambda: solver.rule.update([slot], [grad], hyper))
 
 
 def _processor_s(exchange: Callable[[], object]) -> float:
@@ -85,14 +92,14 @@ def _processor_s(exchange: Callable[[], object]) -> float:
     return (time.process_time() - begin) / _NUM_SENDS
 
 
-def _seconds(solver: Solver, run: Callable[[], object]) -> float:
+def _seconds(device: torch.device, run: Callable[[], object]) -> float:
     """The median of a few runs after a first that is not counted."""
     seconds = []
     for _ in range(_NUM_TRIES + 1):
         begin = time.perf_counter()
         with torch.no_grad():
             run()
-        if solver.net.device.type == "cuda":
-            torch.cuda.synchronize(solver.net.device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return max(statistics.median(seconds[1:]), 1e-9)

@@ -1,0 +1,110 @@
+"""Forwards that hand out structure: what stands in for the forward of an nn.Linear or nn.Embedding inside Parallel.
+
+A Linear's weight gets no gradient of its own while its factors are tapped; its ready hook fires all the same. Under
+autocast the factors are those of the product that was computed, in its narrower type.
+
+A copy of such a module (an EMA of the model, a pickle) gets the plain forward: it is nobody's replica.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+# Takes u and v, as rows; both are good only until it returns.
+FactorTap = Callable[[Tensor, Tensor], None]
+
+
+class TappedLinear(torch.autograd.Function):
+    """x Wᵀ + b, whose backward hands out u and v instead of the gradients of W and, if `taps_bias`, of b."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tap: FactorTap, taps_bias: bool) -> Tensor:
+        device = x.device.type
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+            ctx.input_dtype = x.dtype
+            x, used = x.to(dtype), weight.to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+            with torch.autocast(device, enabled=False):
+                y = F.linear(x, used, bias)
+        else:
+            ctx.input_dtype, used = x.dtype, weight
+            y = F.linear(x, weight, bias)
+        ctx.save_for_backward(x, used)
+        ctx.tap, ctx.taps_bias = tap, taps_bias
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
+        x, weight = ctx.saved_tensors
+        u = grad.reshape(-1, grad.shape[-1])
+        ctx.tap(u, x.reshape(-1, x.shape[-1]))
+        own = (grad @ weight).to(ctx.input_dtype) if ctx.needs_input_grad[0] else None
+        bias = u.sum(0) if ctx.needs_input_grad[2] and not ctx.taps_bias else None
+        return own, None, bias, None, None
+
+
+class Forward:
+    """Base: callable in place of `module.forward`. Turned off (`is_on`), it is the module's own."""
+
+    is_on = True
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.weight = module.weight
+        self.num_rows = 0  # that backward will have read, since this was set to 0 last
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MethodType:
+        copied = memo.get(id(self.module))
+        assert copied is not None, "a module is copied before what it holds"
+        return MethodType(type(copied).forward, copied)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MethodType, (type(self.module).forward, self.module)
+
+    def counts(self) -> bool:
+        """True if this call will give the weight a gradient, in the ordinary way of things."""
+        weight = self.module.weight
+        return weight is self.weight and weight.requires_grad and torch.is_grad_enabled()
+
+
+class LinearForward(Forward):
+    """`tap` None: an ordinary Linear."""
+
+    tap: FactorTap | None = None
+    taps_bias = True
+
+    def __call__(self, input: Tensor) -> Tensor:
+        module = self.module
+        weight, bias = module.weight, module.bias
+        if not self.counts():
+            return F.linear(input, weight, bias)
+        self.num_rows += input.numel() // max(1, input.shape[-1])
+        if self.tap is None or not self.is_on or weight._backward_hooks:  # a user's hook wants to see the gradient
+            return F.linear(input, weight, bias)
+        bias_is_seen = bias is not None and (bias._backward_hooks or not bias.requires_grad)
+        return TappedLinear.apply(input, weight, bias, self.tap, self.taps_bias and not bias_is_seen)
+
+
+class EmbeddingForward(Forward):
+    """`gives_rows`: the table's gradient comes as a sparse tensor of the rows read."""
+
+    gives_rows = False
+
+    def __call__(self, input: Tensor) -> Tensor:
+        module: Any = self.module
+        gives_rows = module.sparse
+        if self.counts():
+            self.num_rows += input.numel()
+            gives_rows = gives_rows or (self.gives_rows and self.is_on and not module.weight._backward_hooks)
+        return F.embedding(
+            input, module.weight, module.padding_idx, module.max_norm, module.norm_type, False, gives_rows
+        )

@@ -1,0 +1,232 @@
+"""Gradients: where they leave the model during backward, and where they come back.
+
+A round goes through these states:
+
+    CLOSED      nothing is final yet
+    OPEN        some gradients are final. They are exchanged as they come; `grad` is empty meanwhile
+    CLOSED      all were final, and backward is over: `grad` has the averages, or a stand-in (overlap.py)
+
+Whether a backward pass counts is decided by its forward pass, as in DistributedDataParallel: under `no_sync` gradients
+only add up in `grad`, and go out with those of the first pass that counts. Several passes may make up a round, if each
+gives its own parameters; a parameter that gets a second gradient within a round is an error.
+
+Factors belong to the backward pass they were made in. A pass that does not end in the weight (torch.autograd.grad)
+leaves some behind; they are dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from poseidon.comm import Exchange
+from poseidon.comm.exchange import laid_out_like, own_memory
+from poseidon.comm.free_factors import FreeFactors
+from poseidon.comm.rows import Rows
+from poseidon.errors import UsageError
+from poseidon.parallel.forwards import EmbeddingForward, Forward, LinearForward
+from poseidon.parallel.pending import PendingGrad
+from poseidon.parallel.round import Round
+from poseidon.parallel.structure import Structure
+from poseidon.parallel.traffic import Traffic
+from poseidon.plan import Scheme
+
+_SHOWN = 5
+
+
+class Gradients:
+    """Connects a model's parameters to traffic.
+
+    on_complete   is called at the end of the backward pass that completed a round, with the names that got a gradient
+    """
+
+    def __init__(self, structure: Structure, *, allows_unused: bool, on_complete: Callable[[set[str]], None]) -> None:
+        self._structure = structure
+        self._allows_unused = allows_unused
+        self._on_complete = on_complete
+        self._names = structure.named()
+        self._traffic: Traffic | None = None
+        self._missing: dict[int, set[str]] = {}
+        self._tasks: dict[int, int] = {}  # by unit: the backward pass whose factors are coming in
+        self._queued_in: int | None = None
+        self.arrived: dict[str, float] = {}  # in this round, with the time
+        self.round: Round | None = None
+        self.syncs = True  # what the last forward pass was for
+        self.scale = 1.0  # of sums, in rounds to come
+        self.holds = False  # gradients leave at the end of backward, so that passes can be timed undisturbed
+        self.forwards = self._put_forwards()
+        self._hooks = [
+            found.parameter.register_post_accumulate_grad_hook(partial(self._final, name))
+            for name, found in structure.params.items()
+            if found.parameter.requires_grad
+        ]
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+    def use(self, traffic: Traffic) -> None:
+        """Exchanges by this plan from now on. No round may be open."""
+        assert not self.arrived, "a round is open"
+        self._traffic = traffic
+        for forward in self.forwards.values():
+            exchange, _ = traffic.of.get(self._names[forward.weight], (None, None))
+            if isinstance(forward, LinearForward):
+                is_tapped = isinstance(exchange, FreeFactors)
+                forward.tap = partial(self._tap, exchange) if is_tapped else None
+                bias = getattr(forward.module, "bias", None)
+                forward.taps_bias = exchange is not None and any(m.parameter is bias for m in exchange.members)
+            elif isinstance(forward, EmbeddingForward):
+                forward.gives_rows = isinstance(exchange, Rows)
+        self._new_round()
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for forward in self.forwards.values():
+            if vars(forward.module).get("forward") is forward:
+                del forward.module.forward
+
+    # -- a forward pass ---------------------------------------------------------------------------------------------
+    def begin_forward(self, *, syncs: bool) -> None:
+        """Before a pass that gives gradients."""
+        if syncs and self.arrived:
+            raise self.unfinished()
+        self.syncs = syncs
+        if self.round is not None:
+            self.round.scale = self.scale
+        for forward in self.forwards.values():
+            forward.is_on = syncs
+
+    def begin_backward(self) -> None:
+        """Before the first gradient: whatever stands in `grad` is real."""
+        left = [name for name, found in self._structure.params.items() if isinstance(found.parameter.grad, PendingGrad)]
+        if left:
+            raise UsageError(
+                f"backward would add to gradients that the optimizer already has ({_some(left)}): call zero_grad() "
+                "after each step; to accumulate over several batches, run all but the last under model.no_sync()"
+            )
+        if self.syncs and self._allows_unused:
+            self._queue()
+
+    def unfinished(self) -> UsageError:
+        """What is wrong if a round is still open when it should not be."""
+        left = [name for names in self._missing.values() for name in sorted(names)]
+        return UsageError(
+            f"{len(left)} parameter(s) got no gradient in the last backward pass ({_some(left)}), so its exchange is "
+            "not complete. If the loss does not depend on them in every iteration, wrap the model with "
+            "Parallel(…, find_unused_parameters=True); if they are not to learn, set requires_grad_(False) on them "
+            "before wrapping; if several losses are to be added up, call backward on their sum"
+        )
+
+    # -- backward ---------------------------------------------------------------------------------------------------
+    def _tap(self, exchange: FreeFactors, u: Tensor, v: Tensor) -> None:
+        self._keep_only_this_pass(exchange)
+        exchange.tap(u, v)
+
+    def _keep_only_this_pass(self, exchange: Exchange) -> None:
+        """Drops what an earlier pass has left behind, unless the round has taken some of it."""
+        task, unit = torch._C._current_graph_task_id(), exchange.unit.index
+        if self._tasks.get(unit) != task:
+            self._tasks[unit] = task
+            if not any(member.name in self.arrived for member in exchange.members):
+                exchange.discard()
+
+    def _final(self, name: str, parameter: Tensor) -> None:
+        if not self.syncs or self._traffic is None or name not in self._traffic.of:
+            return
+        if name in self.arrived:
+            raise UsageError(
+                f"parameter {name!r} got a second gradient before all others had their first, so the first is on its "
+                "way already. Call backward once on the sum of the losses; or run all backward passes but the last "
+                "under model.no_sync(), forward passes included; with activation checkpointing pass "
+                "use_reentrant=False"
+            )
+        self._keep_only_this_pass(self._traffic.of[name][0])
+        self.arrived[name] = time.perf_counter()
+        if not self.holds:
+            self._offer(name)
+        if self._allows_unused or len(self.arrived) == len(self._traffic.of):
+            self._queue()
+
+    def _offer(self, name: str) -> None:
+        assert self._traffic is not None
+        assert self.round is not None
+        exchange, member = self._traffic.of[name]
+        self._traffic.scheduler.wait(exchange.unit.index)
+        if not any(other.name in self.arrived for other in exchange.members):
+            exchange.discard()  # no pass of this round has reached it: what it has is left over
+        parameter = member.parameter
+        grad = parameter.grad
+        if exchange.unit.scheme is Scheme.RING:
+            grad = self.round.memory[name] = own_memory(laid_out_like(member.value, grad))
+        exchange.offer(member, grad)
+        parameter.grad = None  # it is the exchange's now
+        missing = self._missing[exchange.unit.index]
+        missing.discard(name)
+        if not missing:
+            self._traffic.scheduler.ready(exchange.unit.index, self.round)
+
+    def _queue(self) -> None:
+        """At the end of this backward pass, `_finish`."""
+        task = torch._C._current_graph_task_id()
+        if self._queued_in != task:
+            self._queued_in = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
+
+    def _finish(self) -> None:
+        assert self._traffic is not None
+        self._queued_in = None
+        everything = self._traffic.of.keys()
+        if not self._allows_unused and len(self.arrived) < len(everything):
+            return  # another backward pass may bring the rest
+        reached = {name for name in everything if name in self.arrived or self._has_grad(name)}
+        order = [*self.arrived, *(name for name in everything if name not in self.arrived)]
+        for name in order:
+            if name in self._missing[self._traffic.of[name][0].unit.index]:
+                self._offer(name)
+        self._on_complete(reached)
+        self._new_round()
+
+    def pass_on_nothing(self) -> Round:
+        """A round of zeros, for a worker that has no more data while others have. Its gradients are nobody's."""
+        assert self._traffic is not None
+        assert self.round is not None
+        assert not self.arrived, "a round is open"
+        zeros = self.round
+        kept = {name: member.parameter.grad for name, (_, member) in self._traffic.of.items()}
+        for name, (_, member) in self._traffic.of.items():
+            member.parameter.grad = None
+            self._offer(name)
+        for name, (_, member) in self._traffic.of.items():
+            member.parameter.grad = kept[name]
+        self._new_round()
+        return zeros
+
+    def _has_grad(self, name: str) -> bool:
+        return self._structure.params[name].parameter.grad is not None
+
+    def _new_round(self) -> None:
+        assert self._traffic is not None
+        self.arrived = {}
+        self.round = Round(self.scale)
+        self._missing = {
+            exchange.unit.index: {member.name for member in exchange.members} for exchange in self._traffic.exchanges
+        }
+
+    def _put_forwards(self) -> dict[str, Forward]:
+        """By module name, in place of the modules' own."""
+        found: dict[str, Forward] = {}
+        for described in self._structure.params.values():
+            for holder in described.holders:
+                if holder.attribute != "weight" or not (described.factors or described.rows):
+                    continue
+                kind = LinearForward if described.factors else EmbeddingForward
+                if isinstance(holder.module, nn.Linear if described.factors else nn.Embedding):
+                    found[holder.module_name] = holder.module.forward = kind(holder.module)  # type: ignore[assignment]
+        return found
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -1,0 +1,168 @@
+"""Measured: what a few passes tell about a model: who reads what, how many rows, how long.
+
+    first pass     watched (reading.py), not timed
+    further ones   timed: a layer's forward pass lasts from its gate to the next one's, its backward pass from the
+                   arrival of the gradients behind it to its own
+
+Layers are the modules that read parameters, in the order in which the forward pass reaches them. While passes are timed
+gradients wait for the end of backward, so that no exchange disturbs them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from poseidon.parallel.forwards import Forward
+from poseidon.parallel.structure import Described, Structure
+from poseidon.plan import FactorShape, LayerProfile, NetProfile, ParamProfile, RowShape
+
+NUM_TIMED = 2
+
+
+@dataclass(slots=True)
+class _Pass:
+    entered: dict[str, float] = field(default_factory=dict)  # by module, in order
+    forward_end: float = 0.0
+    arrived: dict[str, float] = field(default_factory=dict)  # by parameter
+
+
+class Measuring:
+    """Collects while `is_over` is false. All workers collect in the same passes."""
+
+    def __init__(self, structure: Structure, forwards: Mapping[str, Forward]) -> None:
+        self._structure, self._forwards = structure, forwards
+        self._passes: list[_Pass] = []
+        self._current = _Pass()
+        self.readers: dict[str, set[str]] = {}
+        self.num_rows: dict[str, int] = {}
+
+    @property
+    def watches(self) -> bool:
+        """True before the pass that is watched; what cannot be looked into cannot be watched either."""
+        return not self._passes and not self._structure.atoms
+
+    @property
+    def is_over(self) -> bool:
+        return len(self._passes) > NUM_TIMED
+
+    def begin(self) -> None:
+        self._current = _Pass()
+        for forward in self._forwards.values():
+            forward.num_rows = 0
+
+    def enter(self, module: str) -> None:
+        self._current.entered.setdefault(module, time.perf_counter())
+
+    def end_forward(self) -> None:
+        self._current.forward_end = time.perf_counter()
+
+    def end(self, arrived: Mapping[str, float]) -> None:
+        """The pass is through, gradients included."""
+        self._current.arrived = dict(arrived)
+        self._passes.append(self._current)
+        for name, forward in self._forwards.items():
+            self.num_rows[name] = max(self.num_rows.get(name, 0), forward.num_rows)
+
+    # -- results ----------------------------------------------------------------------------------------------------
+    def layers(self) -> list[str]:
+        """Modules in forward order; what was never reached comes last."""
+        order = list(self._passes[-1].entered)
+        return order + [name for name in self._structure.readers if name not in order]
+
+    def seconds(self) -> list[list[float]]:
+        """Of each reader, in the model's order, forward and backward: the median over the timed passes."""
+        layers, reads = self.layers(), self.reads()
+        timed = self._passes[1:]
+        forward = [statistics.median(self._forward_s(found, name) for found in timed) for name in layers]
+        by_pass = [self._backward_s(found, layers, reads) for found in timed]
+        backward = [statistics.median(seconds) for seconds in zip(*by_pass, strict=True)]
+        found = {name: [f, b] for name, f, b in zip(layers, forward, backward, strict=True)}
+        return [found[name] for name in self._structure.readers]
+
+    def reads(self) -> dict[str, list[str]]:
+        """By module: the parameters it reads, its own and others'."""
+        found: dict[str, list[str]] = {name: [] for name in self._structure.readers}
+        for name, described in self._structure.params.items():
+            for module in dict.fromkeys(holder.module_name for holder in described.holders):
+                found[module].append(name)
+            for module in sorted(self.readers.get(name, ())):
+                if name not in found[self._reader(module)]:
+                    found[self._reader(module)].append(name)
+        return found
+
+    def _reader(self, module: str) -> str:
+        """The module itself, or the nearest one around it that has a gate."""
+        while module not in self._structure.readers:
+            module = module.rpartition(".")[0]
+        return module
+
+    def _forward_s(self, found: _Pass, name: str) -> float:
+        if name not in found.entered:
+            return 0.0
+        begin = found.entered[name]
+        later = [time_s for time_s in found.entered.values() if time_s > begin]
+        return max(0.0, min(later, default=found.forward_end) - begin)
+
+    def _backward_s(self, found: _Pass, layers: Iterable[str], reads: Mapping[str, list[str]]) -> list[float]:
+        seconds, reached = {}, found.forward_end
+        for name in reversed(list(layers)):
+            own = max(
+                (found.arrived[param] for param in reads.get(name, ()) if param in found.arrived), default=reached
+            )
+            seconds[name] = max(0.0, own - reached)
+            reached = max(reached, own)
+        return [seconds[name] for name in layers]
+
+
+def profile_of(
+    structure: Structure,
+    measuring: Measuring,
+    seconds: list[list[float]],
+    num_rows: Mapping[str, int],
+    *,
+    needs_all_gradients: bool,
+) -> NetProfile:
+    """The model as the planner sees it; `seconds` and `num_rows` (by module) are those agreed among workers."""
+    reads = measuring.reads()
+    seconds_of = dict(zip(structure.readers, seconds, strict=True))
+    layers = [LayerProfile(name or "(model)", *seconds_of[name], tuple(reads[name])) for name in measuring.layers()]
+    params = tuple(_described(found, measuring, num_rows) for found in structure.params.values())
+    return NetProfile(tuple(layers), _riding(params), needs_all_gradients)
+
+
+def _riding(params: tuple[ParamProfile, ...]) -> tuple[ParamProfile, ...]:
+    """A bias rides only on what has factors in the end."""
+    with_factors = {param.name for param in params if param.factors is not None}
+    return tuple(
+        param if param.rides_with in (None, *with_factors) else replace(param, rides_with=None) for param in params
+    )
+
+
+def _described(found: Described, measuring: Measuring, num_rows: Mapping[str, int]) -> ParamProfile:
+    value = found.parameter
+    rows = sum(num_rows.get(holder.module_name, 0) for holder in found.holders)
+    why = found.why_dense
+    strangers = measuring.readers.get(found.name, set()) - {holder.module_name for holder in found.holders}
+    if (found.factors or found.rows) and strangers and not found.sparse:
+        why = f"{' and '.join(map(repr, sorted(strangers)[:2]))} reads it besides its own layer"
+    elif (found.factors or found.rows) and rows == 0 and not found.sparse:
+        why = "its own layer does not read it"
+    plain = ParamProfile(
+        name=found.name,
+        shape=tuple(value.shape),
+        elem_bytes=value.element_size(),
+        learns=value.requires_grad,
+        rides_with=found.rides_with,
+        why_dense=why,
+    )
+    if why and not found.sparse:
+        return plain
+    if found.factors:
+        return replace(plain, factors=FactorShape(rows, *value.shape))
+    if found.rows:
+        touched = max(1, min(rows, len(value)))
+        return replace(plain, rows=RowShape(touched, value.shape[1], len(value)))
+    return plain

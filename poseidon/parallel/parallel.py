@@ -1,0 +1,190 @@
+"""Parallel: any torch.nn.Module, trained by several workers; a drop-in for DistributedDataParallel.
+
+    model = poseidon.Parallel(model)
+    ...
+    loss = criterion(model(batch), labels)
+    loss.backward()          # gradients leave as they become final; `grad` has the averages when backward returns
+    optimizer.step()
+
+Each worker has its own share of the batch, and after backward the mean of all workers' gradients. How a gradient
+travels (dense, as factors of a Linear, as rows of an Embedding) is decided by a plan, made from what the first
+iterations measure: `print(model.plan)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from poseidon.errors import UsageError
+from poseidon.parallel.checkpoint import keep_bare_names
+from poseidon.parallel.guard import guard
+from poseidon.parallel.meeting import meet
+from poseidon.parallel.planning import Wishes, first_plan
+from poseidon.parallel.replica import Replica, ReplicaOptions
+from poseidon.parallel.structure import find_structure
+from poseidon.plan import CommPlan
+from poseidon.transport import Transport
+
+
+class Parallel(nn.Module):
+    """Wraps a model; see the module's docstring.
+
+    process_group            of torch.distributed; None: the default one, or what the environment tells
+    find_unused_parameters   the loss may depend on some of the parameters only
+    broadcast_buffers        rank 0's buffers go to all before a forward pass
+    schemes                  by pattern of parameter or module names: ring, factors or rows, whatever the planner thinks
+    wire                     what dense gradients cross the network as: fp32 (their own width), bf16 or fp16
+    bandwidth                of the links, like 1gbit, if it is not to be measured
+    transport                for tests: instead of a process group
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: Sequence[int | torch.device] | None = None,
+        *,
+        process_group: Any = None,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+        schemes: Mapping[str, str] | None = None,
+        wire: str = "fp32",
+        bandwidth: str | None = None,
+        transport: Transport | None = None,
+    ) -> None:
+        super().__init__()
+        device = _device_of(module, device_ids)
+        self.module = module
+        wishes = Wishes(tuple((schemes or {}).items()), wire, bandwidth)
+        options = ReplicaOptions(wishes, find_unused_parameters, broadcast_buffers)
+        found = transport or meet(process_group, device)
+        self._replica = Replica(module, found, options) if found is not None and found.size > 1 else None
+        if self._replica is None:
+            structure = find_structure(module)
+            wishes.overrides(structure)
+            self._plan_alone = first_plan(structure, 1, wire).plan
+        keep_bare_names(self)
+        self._guard = guard(list(module.parameters()), self._check_step)
+        self._finalizer = weakref.finalize(self, _part, self._replica, found if transport is None else None)
+
+    # -- as DistributedDataParallel ---------------------------------------------------------------------------------
+    @torch.compiler.disable
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        replica = self._replica
+        if replica is None:
+            return self.module(*inputs, **kwargs)
+        replica.before_forward((inputs, kwargs))
+        with replica.watching():
+            outputs = self.module(*inputs, **kwargs)
+        replica.after_forward(outputs)
+        return outputs
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Forward and backward passes inside only add to `grad`, on each worker for itself."""
+        replica = self._replica
+        if replica is None:
+            yield
+            return
+        before, replica.syncs = replica.syncs, False
+        try:
+            yield
+        finally:
+            replica.syncs = before
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """The bare model's, with its names; waits until none is on its way."""
+        self.wait()
+        return self.module.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        return self.module.named_buffers(prefix, recurse, remove_duplicate)
+
+    # -- beyond it --------------------------------------------------------------------------------------------------
+    @property
+    def plan(self) -> CommPlan:
+        """The plan in use; print it. A first one, until a few iterations were measured."""
+        return self._plan_alone if self._replica is None else self._replica.plan
+
+    @property
+    def is_planned(self) -> bool:
+        """True once the plan in use was made from measurements."""
+        return self._replica is None or self._replica.measuring is None
+
+    def replan(self) -> None:
+        """Measures the next iterations and makes a new plan. All workers call it in the same iteration."""
+        if self._replica is not None:
+            self._replica.measure()
+
+    def wait(self) -> None:
+        """Returns when no gradient and no parameter is on its way. See `poseidon.wait`."""
+        if self._replica is not None:
+            self._replica.wait()
+
+    def close(self) -> None:
+        """Ends the exchanges; the model can be used on without them."""
+        self._guard.remove()
+        self._finalizer()
+
+    def _check_step(self, optimizer: Optimizer) -> None:
+        replica = self._replica
+        if replica is None:
+            return
+        if replica.gradients.arrived:
+            raise replica.gradients.unfinished()
+        replica.taker.check_step(optimizer)
+
+
+def wait(model: nn.Module) -> None:
+    """Returns when all parameters of a Parallel model are up to date on this worker: before reading them directly.
+
+    Forward passes, `state_dict`, `parameters()` of the Parallel and copies made through them wait by themselves.
+    """
+    if not isinstance(model, Parallel):
+        raise UsageError(f"poseidon.wait is for a model wrapped in poseidon.Parallel, got a {type(model).__name__}")
+    model.wait()
+
+
+def _device_of(module: nn.Module, device_ids: Sequence[int | torch.device] | None) -> torch.device:
+    if isinstance(module, Parallel):
+        raise UsageError("this model is wrapped in Parallel already")
+    learning = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if not learning:
+        raise UsageError("no parameter of the model learns (requires_grad), so there is nothing to exchange")
+    devices = {parameter.device for parameter in learning}
+    dtypes = {(p.element_size(), p.dtype) for p in learning}
+    if len(devices) > 1:
+        raise UsageError(f"all parameters of a worker's model must be on one device, got {sorted(map(str, devices))}")
+    if len({size for size, _ in dtypes}) < len(dtypes):
+        raise UsageError(f"parameters of equal width must have one dtype, got {sorted(str(d) for _, d in dtypes)}")
+    device = devices.pop()
+    if device_ids is not None:
+        wanted = [
+            torch.device("cuda", entry) if isinstance(entry, int) else torch.device(entry) for entry in device_ids
+        ]
+        if wanted != [device]:
+            raise UsageError(
+                f"device_ids must name the one device the model is on, {device}, got {list(device_ids)}: move the "
+                "model there first, or leave device_ids out"
+            )
+    return device
+
+
+def _part(replica: Replica | None, transport: Transport | None) -> None:
+    """What a Parallel leaves behind: threads and connections. Exchanges under way are finished, if they can be."""
+    if replica is not None:
+        with contextlib.suppress(Exception):  # whoever could be told has been
+            replica.wait()
+        replica.close()
+    if transport is not None:
+        transport.close()

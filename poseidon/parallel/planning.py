@@ -1,0 +1,161 @@
+"""Planning: the plan that all workers agree on.
+
+    first_plan      before anything is known: tables by rows, all else dense, in the model's order
+    plan_together   from what the workers have measured: seconds of layers, rows, links, rates. Rank 0 makes it
+
+Every worker gets every averaged gradient, so that any optimizer can follow: the schemes are those that give it.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+from dataclasses import dataclass
+
+import torch
+
+from poseidon.errors import UsageError
+from poseidon.parallel.measured import Measuring, profile_of
+from poseidon.parallel.structure import Described, Structure
+from poseidon.parallel.traffic import Agreed
+from poseidon.plan import (
+    PAYLOAD_SHARE,
+    Cluster,
+    CommPlan,
+    LayerProfile,
+    NetProfile,
+    Order,
+    Override,
+    ParamProfile,
+    PlanRequest,
+    RowShape,
+    Scheme,
+    make_plan,
+    parse_bandwidth,
+    parse_scheme,
+)
+from poseidon.plan.cluster import DEFAULT_LATENCY_S
+from poseidon.run.attempt import attempt
+from poseidon.run.rates import exchange_seconds, product_flops
+from poseidon.run.roundtable import Roundtable
+from poseidon.transport import Transport
+from poseidon.transport.probe import probe
+
+SCHEMES = (Scheme.LOCAL, Scheme.RING, Scheme.FACTORS, Scheme.ROWS)
+_FIRST_FUSE_BYTES = 8_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What a user asks of plans. `bandwidth` of the links, if they are not to be measured: `1gbit`."""
+
+    schemes: tuple[tuple[str, str], ...] = ()
+    wire: str = "fp32"
+    bandwidth: str | None = None
+
+    def overrides(self, structure: Structure) -> tuple[Override, ...]:
+        """By parameter. A pattern stands for those of the parameters it matches that can travel so."""
+        found = [Override(name, Scheme.ROWS) for name, param in structure.params.items() if param.sparse]
+        for pattern, text in self.schemes:
+            scheme = parse_scheme(text)
+            if scheme not in SCHEMES[1:]:
+                ways = ", ".join(way.value for way in SCHEMES[1:])
+                raise UsageError(f"schemes[{pattern!r}] is one of {ways} in Parallel, got {text!r}")
+            matched = [p for p in structure.params.values() if p.parameter.requires_grad and _matches(p.name, pattern)]
+            able = [param.name for param in matched if _can(param, scheme)]
+            if not matched:
+                known = ", ".join(list(structure.params)[:8])
+                raise UsageError(f"schemes: no parameter that learns matches {pattern!r}; there are {known}, …")
+            if not able:
+                why = next((f": {param.why_dense}" for param in matched if param.why_dense), "")
+                raise UsageError(f"schemes: nothing that matches {pattern!r} can travel by {scheme.value}{why}")
+            found += [Override(name, scheme) for name in able]
+        return tuple(found)
+
+    def request(self, structure: Structure) -> PlanRequest:
+        return PlanRequest(wire=self.wire, overrides=self.overrides(structure), among=SCHEMES)
+
+
+def first_plan(structure: Structure, num_workers: int, wire: str) -> Agreed:
+    """Good enough to measure with."""
+    params = []
+    for found in structure.params.values():
+        shape = tuple(found.parameter.shape)
+        rows = RowShape(1, shape[1], shape[0]) if found.rows else None
+        params.append(
+            ParamProfile(found.name, shape, found.parameter.element_size(), found.parameter.requires_grad, rows=rows)
+        )
+    layers = tuple(LayerProfile(param.name, 0.0, 0.0, (param.name,)) for param in params)
+    tables = tuple(Override(p.name, Scheme.ROWS) for p in params if p.rows is not None and p.learns)
+    request = PlanRequest(
+        wire=wire,
+        scheme=Scheme.RING,
+        overrides=tables,
+        fuse_bytes=(_FIRST_FUSE_BYTES,),
+        chunk_bytes=(math.inf,),
+        orders=(Order.READY,),
+        among=SCHEMES,
+    )
+    cluster = Cluster((1,) * num_workers, bandwidth_bps=1e9)
+    return Agreed(make_plan(NetProfile(layers, tuple(params), needs_all_gradients=True), cluster, request), {})
+
+
+def plan_together(
+    structure: Structure,
+    measuring: Measuring,
+    transport: Transport,
+    table: Roundtable,
+    wishes: Wishes,
+    *,
+    needs_all_gradients: bool,
+) -> Agreed:
+    """The same plan on all workers, which call it together."""
+    modules = list(measuring.num_rows)
+    counts = torch.tensor([measuring.num_rows[name] for name in modules], dtype=torch.int64)
+    rows_of = dict(zip(modules, table.gather(counts).amax(0).tolist() if modules else [], strict=True))
+    (mean,) = table.mean([torch.tensor(measuring.seconds(), dtype=torch.float64)])
+    profile = profile_of(structure, measuring, mean.tolist(), rows_of, needs_all_gradients=needs_all_gradients)
+    cluster = _cluster(profile, structure, transport, table, wishes)
+    made = attempt(table, lambda: make_plan(profile, cluster, wishes.request(structure)), by=0)
+    own = "" if made is None else json.dumps({"plan": made.to_json(), "num_rows": _num_rows(profile)})
+    told = json.loads(table.gather_texts(own)[0])  # ranks may have seen different branches: rank 0's view counts
+    return Agreed(CommPlan.from_json(told["plan"]), told["num_rows"])
+
+
+def _num_rows(profile: NetProfile) -> dict[str, int]:
+    return {param.name: param.factors.rows for param in profile.params if param.factors is not None}
+
+
+def _cluster(
+    profile: NetProfile, structure: Structure, transport: Transport, table: Roundtable, wishes: Wishes
+) -> Cluster:
+    like = next(found.parameter for found in structure.params.values() if found.parameter.requires_grad)
+    own = [product_flops(profile, table.size, like.device, like.dtype), *exchange_seconds(table, like.device)]
+    figures = torch.tensor([0.0 if math.isinf(own[0]) else own[0], *own[1:]], dtype=torch.float64)
+    flops, send_s, collective_s = (table.sum(figures) / table.size).tolist()
+    if wishes.bandwidth is None:
+        links = probe(transport)
+        bandwidth_bps, latency_s = links.bandwidth_bps, links.latency_s
+    else:
+        bandwidth_bps, latency_s = parse_bandwidth(wishes.bandwidth) * PAYLOAD_SHARE, DEFAULT_LATENCY_S
+    return Cluster(
+        node_workers=(1,) * table.size,
+        bandwidth_bps=bandwidth_bps,
+        latency_s=latency_s,
+        send_s=send_s,
+        collective_s=collective_s,
+        flops=flops or math.inf,
+    )
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
+
+
+def _can(found: Described, scheme: Scheme) -> bool:
+    if scheme is Scheme.FACTORS:
+        return found.factors
+    if scheme is Scheme.ROWS:
+        return found.rows
+    return not found.sparse

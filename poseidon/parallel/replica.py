@@ -1,0 +1,340 @@
+"""Replica: one worker's copy of the model, and its part in the team.
+
+Life: the workers compare their models and take rank 0's values. The first iterations are measured, with a first plan;
+then all agree on a plan (planning.py) and go on with it. It is renewed, after measuring anew, when batch sizes have
+changed for a few iterations, when factors keep turning out to be no cheaper than the dense gradient, when parameters
+are frozen or unfrozen, and when the user asks. All of this is decided from words that all workers hear (words.py), in
+the same iteration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils import _pytree
+
+from poseidon.comm.free_factors import FreeFactors
+from poseidon.errors import UsageError
+from poseidon.parallel.buffers import copy_buffers, copy_parameters
+from poseidon.parallel.gates import set_gates
+from poseidon.parallel.gradients import Gradients
+from poseidon.parallel.measured import Measuring
+from poseidon.parallel.planning import Wishes, first_plan, plan_together
+from poseidon.parallel.reading import ReadWatch
+from poseidon.parallel.round import Round
+from poseidon.parallel.structure import Structure, find_structure
+from poseidon.parallel.traffic import Agreed, Traffic
+from poseidon.parallel.words import Saying, Word, check_alike
+from poseidon.run.facts import Fact, check_facts, version_facts
+from poseidon.run.roundtable import Roundtable
+from poseidon.transport import Transport
+
+# A plan is renewed when what it was made for has been different so many times in a row.
+PATIENCE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaOptions:
+    wishes: Wishes = field(default_factory=Wishes)
+    find_unused_parameters: bool = False
+    broadcast_buffers: bool = True
+
+
+class Taker:
+    """What becomes of a round at the end of backward; this one waits, and puts averages into `grad`.
+
+    needs_all_gradients   nothing is used before all are there: what the planner should know
+    """
+
+    needs_all_gradients = True
+    overlaps = False
+
+    def wants_rows(self, parameter: nn.Parameter) -> bool:
+        """True if a table's gradient is wanted as rows although its module gives a dense one."""
+        return False
+
+    def take(self, replica: Replica, round_: Round, used: Callable[[str], bool]) -> None:
+        replica.traffic.scheduler.drain()
+        for name, grad in round_.collect().items():
+            if used(name):
+                replica.structure.params[name].parameter.grad = grad
+
+    def refresh(self) -> None:
+        """Other parameters learn now."""
+
+    def check_step(self, optimizer: Optimizer) -> None:
+        """An optimizer with parameters of the model is about to step: raises if it must not."""
+
+    def close(self) -> None:
+        """The model goes on without it."""
+
+
+class Replica:
+    def __init__(self, model: nn.Module, transport: Transport, options: ReplicaOptions) -> None:
+        self.model, self.transport, self.options = model, transport, options
+        self.table = Roundtable(transport)
+        self.taker = Taker()
+        self.structure = find_structure(model)
+        check_facts(version_facts(), self.table)
+        check_facts(_model_facts(self.structure, model, options), self.table)
+        copy_parameters(model, self.table)
+        copy_buffers(model, self.table)
+        self.syncs = True  # false under no_sync
+        self.num_active = transport.size
+        self.root = 0  # whose buffers count
+        self._buffers_are_due = True
+        self._sayings: list[Saying] = []
+        self._batches: list[int] | None = None  # that the plan was made for, by rank
+        self._num_surprises = 0
+        self._wire_state: dict[str, dict[str, Tensor]] = {}
+        self._gate_units: dict[str, tuple[int, ...]] = {}
+        self._batch = 0
+        self._connect()
+
+    # -- plans ------------------------------------------------------------------------------------------------------
+    def _connect(self) -> None:
+        """Hooks, gates, the first plan; measuring begins."""
+        self.known = _known(self.model)
+        self._fingerprint = _fingerprint(self.model)
+        self.options.wishes.overrides(self.structure)  # raises at once if they cannot be met
+        self.gradients = Gradients(
+            self.structure, allows_unused=self.options.find_unused_parameters, on_complete=self._complete
+        )
+        self._gates = set_gates(self.structure.readers, self._enter)
+        self.taker.refresh()
+        self.measuring: Measuring | None = None
+        self.reads: dict[str, list[str]] = {}
+        self._use(first_plan(self.structure, self.transport.size, self.options.wishes.wire))
+        self.measure()
+
+    def _disconnect(self) -> None:
+        self.traffic.scheduler.drain()
+        self._wire_state |= self.traffic.state()
+        self.traffic.close()
+        self.gradients.close()
+        for gate in self._gates:
+            gate.remove()
+
+    def _use(self, agreed: Agreed) -> None:
+        if hasattr(self, "traffic"):
+            self.traffic.scheduler.drain()
+            self._wire_state |= self.traffic.state()
+            self.traffic.close()
+        self.plan = agreed.plan
+        self.traffic = Traffic(agreed, self.structure, self.transport, self._sparse())
+        self.traffic.restore(self._wire_state)
+        self.gradients.scale = 1.0 / self.num_active
+        self.gradients.use(self.traffic)
+        self._set_gate_units()
+
+    def _sparse(self) -> frozenset[str]:
+        """The tables whose summed gradients are wanted as rows."""
+        params = self.structure.params.items()
+        return frozenset(name for name, p in params if p.sparse or (p.rows and self.taker.wants_rows(p.parameter)))
+
+    def _set_gate_units(self) -> None:
+        """By module: the units it has to wait for. Before reading was watched the whole model waits for everything."""
+        everything = tuple(exchange.unit.index for exchange in self.traffic.exchanges)
+        self._gate_units = {"": everything}
+        if self.reads and not self.structure.atoms:
+            units = {name: self.traffic.of[name][0].unit.index for name in self.traffic.of}
+            self._gate_units = {
+                module: tuple(dict.fromkeys(units[name] for name in names if name in units))
+                for module, names in self.reads.items()
+            }
+
+    def measure(self) -> None:
+        """From the next iteration on passes are measured, then planned anew. All workers call it together."""
+        self.measuring = Measuring(self.structure, self.gradients.forwards)
+        self.gradients.holds = True
+        self._num_surprises = 0
+
+    def _renew(self) -> None:
+        measuring = self.measuring
+        assert measuring is not None
+        self.reads = measuring.reads()
+        agreed = plan_together(
+            self.structure,
+            measuring,
+            self.transport,
+            self.table,
+            self.options.wishes,
+            needs_all_gradients=self.taker.needs_all_gradients,
+        )
+        self.measuring = None
+        self.gradients.holds = False
+        self._use(agreed)
+        self._batches = None
+
+    def install(self, taker: Taker) -> None:
+        """Rounds end at this taker's from now on. The plan is made anew, for its needs."""
+        self.traffic.scheduler.drain()
+        self.taker.close()
+        self.taker = taker
+        self._use(first_plan(self.structure, self.transport.size, self.options.wishes.wire))
+        self.measure()
+
+    # -- a forward pass ---------------------------------------------------------------------------------------------
+    def before_forward(self, inputs: Any) -> None:
+        self._check_unchanged()
+        learns = torch.is_grad_enabled()
+        counts = learns and self.syncs
+        if counts:
+            self._begin_iteration(inputs)
+        elif learns:
+            self.gradients.begin_forward(syncs=False)
+        if self._buffers_are_due and self.options.broadcast_buffers:
+            copy_buffers(self.model, self.table, self.root)
+        self._buffers_are_due = counts
+
+    def _begin_iteration(self, inputs: Any) -> None:
+        if self.gradients.arrived:
+            raise self.gradients.unfinished()
+        self._batch = _batch_of(inputs)
+        fingerprint = _fingerprint(self.model)
+        saying = Saying(Word(fingerprint, self._batch), self.table)
+        if fingerprint != self._fingerprint:
+            check_alike(saying.heard())
+            self._disconnect()
+            self.structure = find_structure(self.model)
+            self._connect()
+        elif self.measuring is not None and self.measuring.is_over:
+            self._renew()
+        self._sayings.append(saying)
+        self.gradients.begin_forward(syncs=True)
+        if self.measuring is not None:
+            self.measuring.begin()
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Around the model's own forward pass."""
+        measuring = self.measuring
+        if measuring is None or not self.gradients.syncs or not torch.is_grad_enabled():
+            yield
+            return
+        if measuring.watches:
+            watch = ReadWatch(self.structure.named())
+            with watch.over(self.model):
+                yield
+            measuring.readers = watch.readers
+        else:
+            yield
+        measuring.end_forward()
+
+    def after_forward(self, outputs: Any) -> None:
+        """Backward begins at one of the outputs."""
+        if not torch.is_grad_enabled():
+            return
+        found = [leaf for leaf in _pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        for leaf in found:
+            leaf.register_hook(self._on_backward)
+
+    def _on_backward(self, grad: Tensor) -> None:
+        self.gradients.begin_backward()
+
+    def _enter(self, module: str) -> None:
+        if self.measuring is not None:
+            self.measuring.enter(module)
+        for unit in self._gate_units.get(module, ()) if self.taker.overlaps else ():
+            self.traffic.scheduler.wait(unit)
+
+    def _check_unchanged(self) -> None:
+        if _known(self.model) != self.known:
+            raise UsageError(
+                "the model's parameters are not those it had when it was wrapped (a layer was added or replaced, or "
+                "the model moved to another device or dtype): change the model first, then wrap it in Parallel, and "
+                "give the optimizer its parameters after that"
+            )
+
+    # -- the end of backward ----------------------------------------------------------------------------------------
+    def _complete(self, reached: set[str]) -> None:
+        words: list[Word] = []
+        for saying in self._sayings:
+            words = saying.heard()
+            check_alike(words)
+        self._sayings.clear()
+        used = self._used(reached) if self.options.find_unused_parameters else None
+        round_ = self.gradients.round
+        assert round_ is not None
+        if self.measuring is not None:
+            self.measuring.end(self.gradients.arrived)
+        self.taker.take(self, round_, lambda name: used is None or name in used)
+        if words and self.measuring is None:
+            self._notice([word.batch for word in words if word.active])
+
+    def _used(self, reached: set[str]) -> set[str]:
+        """The parameters that any worker's loss depends on."""
+        names = list(self.traffic.of)
+        counts = self.table.sum(torch.tensor([float(name in reached) for name in names]))
+        return {name for name, count in zip(names, counts.tolist(), strict=True) if count}
+
+    def _notice(self, batches: list[int]) -> None:
+        """Whether this iteration was one the plan was not made for; all workers come to the same conclusion."""
+        if self._batches is None:
+            self._batches = batches
+        dense = [exchange for exchange in self.traffic.exchanges if isinstance(exchange, FreeFactors)]
+        num_dense = sum(exchange.num_dense for exchange in dense)
+        for exchange in dense:
+            exchange.num_dense = 0
+        is_surprise = batches != self._batches or num_dense > 0
+        self._num_surprises = self._num_surprises + 1 if is_surprise else 0
+        if self._num_surprises >= PATIENCE and batches != self._batches:
+            self.measure()
+
+    # -- everything -------------------------------------------------------------------------------------------------
+    def wait(self) -> None:
+        """Returns when nothing is on its way any more."""
+        self.traffic.scheduler.drain()
+
+    def wire_state(self) -> dict[str, dict[str, Tensor]]:
+        return self.traffic.state()
+
+    def restore_wire_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self.wait()
+        self._wire_state = {name: dict(entry) for name, entry in state.items()}
+        self.traffic.restore(self._wire_state)
+
+    def close(self) -> None:
+        self.traffic.close()
+        self.gradients.close()
+        for gate in self._gates:
+            gate.remove()
+
+
+def _batch_of(inputs: Any) -> int:
+    """The leading extent of the first tensor among a forward pass's inputs; 0 if there is none."""
+    for leaf in _pytree.tree_leaves(inputs):
+        if isinstance(leaf, Tensor) and leaf.dim():
+            return leaf.shape[0]
+    return 0
+
+
+def _known(model: nn.Module) -> list[Any]:
+    return [entry for p in model.parameters() for entry in (id(p), p.dtype, p.device)]
+
+
+def _fingerprint(model: nn.Module) -> int:
+    """Of which parameters learn; the same number in every process."""
+    flags = bytes(parameter.requires_grad for parameter in model.parameters())
+    return int.from_bytes(hashlib.blake2b(flags, digest_size=7).digest(), "little")
+
+
+def _model_facts(structure: Structure, model: nn.Module, options: ReplicaOptions) -> list[Fact]:
+    same = "build the same model on all workers before wrapping it"
+    params = "\n".join(
+        f"{name} {tuple(p.parameter.shape)} {p.parameter.dtype} {'learns' if p.parameter.requires_grad else 'frozen'}"
+        for name, p in structure.params.items()
+    )
+    buffers = "\n".join(f"{name} {tuple(buffer.shape)} {buffer.dtype}" for name, buffer in model.named_buffers())
+    return [
+        Fact("model's parameters", params, same),
+        Fact("model's buffers", buffers, same),
+        Fact("options of Parallel", repr(options), "wrap the model with the same options on all workers"),
+    ]

@@ -1,0 +1,83 @@
+"""Traffic: one plan in operation between this worker's gradients and the others'.
+
+The exchanges and the scheduler are those of the Caffe runtime; all that is particular here is that factors come in any
+number (free_factors.py), and that every worker gets every averaged gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from poseidon.comm import Exchange, Member, Part, Scheduler
+from poseidon.comm.exchange import Wiring
+from poseidon.comm.factors import FactorLayout
+from poseidon.comm.free_factors import FreeFactors
+from poseidon.comm.part import members_of
+from poseidon.comm.rows import Rows
+from poseidon.comm.wiring import ring_exchange
+from poseidon.parallel.round import Round
+from poseidon.parallel.structure import Structure
+from poseidon.plan import CommPlan, Scheme
+from poseidon.transport import Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A plan, and what goes with it on all workers alike: rows of factors to make room for, by weight."""
+
+    plan: CommPlan
+    num_rows: Mapping[str, int]
+
+
+class Traffic:
+    """`sparse` are the tables whose gradients are wanted as rows. `close` it when another plan takes its place."""
+
+    def __init__(self, agreed: Agreed, structure: Structure, transport: Transport, sparse: frozenset[str]) -> None:
+        self.plan = agreed.plan
+        self.exchanges: list[Exchange] = []
+        for unit in self.plan.units:
+            if unit.scheme is not Scheme.LOCAL:
+                members = members_of([(name, structure.params[name].parameter) for name in unit.params])
+                wiring = Wiring(unit, members, transport, self.plan.order)
+                self.exchanges.append(_exchange(wiring, agreed, sparse))
+        self.of: dict[str, tuple[Exchange, Member]] = {
+            member.name: (exchange, member) for exchange in self.exchanges for member in exchange.members
+        }
+        # What waits for all gradients waits in the compute thread: the scheduler has nothing to hold back.
+        self.scheduler = Scheduler(replace(self.plan, barrier=False), self.exchanges, self._apply)
+
+    def _apply(self, parts: list[Part], round_: Round) -> None:
+        round_.take(parts)
+
+    def wait_for(self, name: str) -> None:
+        """Returns when nothing of the parameter's is on its way."""
+        found = self.of.get(name)
+        if found is not None:
+            self.scheduler.wait(found[0].unit.index)
+
+    def state(self) -> dict[str, dict[str, Tensor]]:
+        """What this worker still owes the others, by the unit's first parameter."""
+        states = {exchange.unit.params[0]: exchange.state() for exchange in self.exchanges}
+        return {name: state for name, state in states.items() if state}
+
+    def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        for exchange in self.exchanges:
+            exchange.restore(state.get(exchange.unit.params[0], {}))
+
+    def close(self) -> None:
+        self.scheduler.close()
+
+
+def _exchange(wiring: Wiring, agreed: Agreed, sparse: frozenset[str]) -> Exchange:
+    first = wiring.members[0].name
+    if wiring.unit.scheme is Scheme.RING:
+        return ring_exchange(wiring, agreed.plan.wire)
+    if wiring.unit.scheme is Scheme.FACTORS:
+        return FreeFactors(wiring, FactorLayout(agreed.num_rows[first], transposed=False))
+    assert wiring.unit.scheme is Scheme.ROWS, f"{wiring.unit.scheme} is not among the schemes that were asked for"
+    table = Rows(wiring)
+    table.gives_rows = first in sparse
+    return table
