@@ -4,6 +4,7 @@
     ├── SpecError                 prototxt or binary spec that cannot be understood (file, line, column)
     ├── NetError                  a net that cannot be built or run: unknown bottoms, duplicate tops, ...
     │   └── LayerError            one layer's options or bottoms are wrong; names the layer and its line
+    │       └── UserCodeError     code of the user's that a layer runs has failed; what it raised is the cause
     ├── WeightsError              caffemodel / HDF5 weights that are damaged or do not fit the net
     ├── DataError                 a data source or record that cannot be read (path, key or line)
     ├── SolverError               solver settings that contradict each other or the net
@@ -36,6 +37,10 @@ class NetError(PoseidonError):
 
 class LayerError(NetError):
     """One layer's parameters or bottoms are wrong."""
+
+
+class UserCodeError(LayerError):
+    """Code of the user's that a layer runs has failed; `__cause__` is what it raised."""
 
 
 class WeightsError(PoseidonError):

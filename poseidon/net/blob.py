@@ -37,7 +37,8 @@ class _Memory:
 
     def put(self, value: Tensor) -> None:
         if self.watched and value.shape == self.tensor.shape:
-            self.tensor.copy_(value)
+            if value.data_ptr() != self.tensor.data_ptr() or value.stride() != self.tensor.stride():
+                self.tensor.copy_(value)
         else:
             self.tensor = value
             self._array = None
@@ -84,13 +85,16 @@ class Blob:
         """The diff as a writable array over the same memory (CPU)."""
         return self._diff_memory().array()
 
+    def fit_diff(self, weight: float) -> None:
+        """For a loss: fills the diff with its weight if the data has got another shape since."""
+        if self._diff is None or self._diff.tensor.shape != self._data.tensor.shape:
+            self.diff.fill_(weight)
+
     def reshape(self, shape: tuple[int, ...]) -> None:
-        """Another shape: values are kept in memory order as far as they go, new ones are zero."""
+        """Another shape: values are kept in memory order as far as they go, new ones are zero; a diff starts anew."""
         if shape == self.shape:
             return
         self._data = _Memory(_resized(self._data.tensor, shape))
-        if self._diff is not None:
-            self._diff = _Memory(_resized(self._diff.tensor, shape))
 
     def _diff_memory(self) -> _Memory:
         if self._diff is None or self._diff.tensor.shape != self._data.tensor.shape:

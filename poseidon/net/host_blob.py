@@ -1,19 +1,18 @@
-"""HostBlob: a blob as code written for pycaffe sees it: NumPy arrays `data` and `diff`, a shape, and Caffe's old names
-for the first four axes.
+"""HostBlob: a blob with arrays of its own, for user code where no net's blobs are at hand.
 
 Arrays are made (zeros) when first looked at. `reshape` keeps the values as far as the memory goes, as Caffe does.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from poseidon.net.array_blob import ArrayBlob, extents
 
-class HostBlob:
+
+class HostBlob(ArrayBlob):
     """`dtype` is that of the arrays: torch.float32 or torch.float64."""
 
     def __init__(self, shape: tuple[int, ...] = (), dtype: torch.dtype = torch.float32) -> None:
@@ -40,39 +39,15 @@ class HostBlob:
         return self._shape
 
     def reshape(self, *dims: int) -> None:
-        shape = tuple(int(n) for n in dims)
-        if any(n < 0 for n in shape):
-            raise ValueError(f"a blob's shape cannot be negative, got {shape}")
+        shape = extents(dims)
         if shape != self._shape:
             self._data, self._diff = _resized(self._data, shape), _resized(self._diff, shape)
             self._shape = shape
 
     @property
-    def count(self) -> int:
-        return math.prod(self._shape)
-
-    @property
-    def num(self) -> int:
-        return self._legacy_extent(0)
-
-    @property
-    def channels(self) -> int:
-        return self._legacy_extent(1)
-
-    @property
-    def height(self) -> int:
-        return self._legacy_extent(2)
-
-    @property
-    def width(self) -> int:
-        return self._legacy_extent(3)
-
-    def _legacy_extent(self, axis: int) -> int:
-        if len(self._shape) > 4:
-            raise ValueError(
-                f"num, channels, height and width are for blobs of at most 4 axes, got shape {self._shape}"
-            )
-        return self._shape[axis] if axis < len(self._shape) else 1
+    def is_written(self) -> bool:
+        """True once somebody has looked at the data, and may have written."""
+        return self._data is not None
 
     # -- to and from tensors ----------------------------------------------------------------------------------------
     def show(self, data: Tensor, diff: Tensor | None = None) -> None:
@@ -100,7 +75,7 @@ class HostBlob:
         return tensor.detach().to("cpu", self._dtype).contiguous().numpy()
 
 
-class BlobList(list[HostBlob]):
+class BlobList(list[ArrayBlob]):
     """The parameter blobs of a layer written in Python; setup adds to them."""
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:

@@ -12,8 +12,8 @@ writes to a bottom unless it is called with `self.in_place` true, which the net 
 
 A class declares its contract in class variables: `bottoms`, `tops` (how many), `auto_tops`, `same_count`,
 `unforced_bottoms` (bottoms that `force_backward` leaves alone, as Caffe does for labels), `overwrites_bottom` (it can
-run in place on memory) and `fresh_top` (its top is new memory that its own backward pass never reads, so that the next
-layer may overwrite it).
+run in place on memory), `fresh_top` (its top is new memory that its own backward pass never reads, so that the next
+layer may overwrite it) and `views_bottom` (its tops are the bottom's memory in other shapes).
 """
 
 from __future__ import annotations
@@ -84,6 +84,7 @@ class Layer(nn.Module):
     unforced_bottoms: ClassVar[frozenset[int]] = frozenset()
     overwrites_bottom: ClassVar[bool] = False
     fresh_top: ClassVar[bool] = False
+    views_bottom: ClassVar[bool] = False
     is_loss: ClassVar[bool] = False
 
     def __init__(self, spec: caffe_pb2.LayerParameter, context: LayerContext) -> None:
@@ -119,6 +120,10 @@ class Layer(nn.Module):
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         """Checks the bottoms and returns the shape of every top."""
         raise NotImplementedError(type(self).__name__)
+
+    def initial_tops(self) -> Sequence[Tensor | None]:
+        """What the tops hold before the first forward pass, where that is not zeros; nothing at all: zeros for all."""
+        return ()
 
     def default_loss_weight(self, top_index: int) -> float:
         """Loss weight of a top for which the prototxt gives none: 1 for a loss layer's first top."""

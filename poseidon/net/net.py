@@ -174,10 +174,10 @@ class Net(nn.Module):
         self.settle()
         return load_weights(self, path)
 
-    def save(self, path: str | Path, *, with_diff: bool = False) -> None:
-        """Writes a .caffemodel, or HDF5 where the name ends in .h5; Caffe reads both."""
+    def save(self, path: str | Path, *, with_diff: bool = False, hdf5: bool | None = None) -> None:
+        """Writes a .caffemodel, or HDF5 where the name ends in .h5 or `hdf5` says so; Caffe reads both."""
         self.settle()
-        save_weights(self, path, with_diff=with_diff)
+        save_weights(self, path, with_diff=with_diff, hdf5=hdf5)
 
     def settle(self) -> None:
         """Returns when all parameters are up to date, where somebody changes them from another thread."""

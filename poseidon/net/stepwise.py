@@ -3,20 +3,29 @@
 This is Caffe's own way of running: forward and backward may start and end at any layer, blobs may be edited in
 between, diffs of parameters accumulate, diffs of blobs are overwritten. It calls the same layers as the fused pass;
 only the autograd graph is cut at every layer, so that each one's backward can be called by itself.
+
+Backward reads what is there, as Caffe's does: where no forward pass has gone through a layer yet, or where its
+parameters have been updated since, the layer's own small graph is made (again) from the blobs as they are, without
+touching its tops or statistics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from poseidon.errors import NetError
+from poseidon.net.array_blob import NetBlob
 from poseidon.net.blob import Blob
 from poseidon.net.graph import Node
+from poseidon.net.layers.python import Python
 from poseidon.net.net import Net
+
+# Called with the index of a layer.
+LayerCallback = Callable[[int], object]
 
 
 @dataclass(slots=True)
@@ -25,6 +34,31 @@ class _Call:
 
     bottoms: list[Tensor]
     tops: tuple[Tensor, ...]
+    versions: tuple[int, ...]
+    clock: int
+
+
+@dataclass(slots=True)
+class _Station:
+    """A node with what running it needs, looked up once."""
+
+    node: Node
+    bottoms: list[Blob]
+    tops: list[Blob]
+    is_input: bool
+    on_blobs: bool
+    weighted: list[tuple[Blob, float]]
+    call: _Call | None = None
+
+
+@dataclass(slots=True)
+class LayerCallbacks:
+    """Whom to call around every layer of a pass."""
+
+    before_forward: list[LayerCallback] = field(default_factory=list)
+    after_forward: list[LayerCallback] = field(default_factory=list)
+    before_backward: list[LayerCallback] = field(default_factory=list)
+    after_backward: list[LayerCallback] = field(default_factory=list)
 
 
 class Stepwise:
@@ -33,14 +67,10 @@ class Stepwise:
     def __init__(self, net: Net) -> None:
         self.net = net
         self.nodes = net.graph.nodes
-        self._calls: list[_Call | None] = [None] * len(self.nodes)
         self.blobs: dict[str, Blob] = {}
-        for node in self.nodes:
-            for name, weight in zip(node.tops, node.loss_weights, strict=True):
-                if name not in self.blobs:
-                    self.blobs[name] = Blob(name, self._zeros(net.graph.shapes[name]))
-                if weight:
-                    self.blobs[name].diff.fill_(weight)
+        self.callbacks = LayerCallbacks()
+        self._stations = [self._station(node) for node in self.nodes]
+        self.faces = {name: NetBlob(blob) for name, blob in self.blobs.items()}
 
     def index_of(self, layer_name: str) -> int:
         for index, node in enumerate(self.nodes):
@@ -60,58 +90,74 @@ class Stepwise:
 
     def forward_layer(self, index: int) -> float:
         """Runs one layer, as part of a pass whose random draws share a clock, and returns the loss it adds."""
-        node = self.nodes[index]
-        if node.layer.type_name != "Input":
-            self._run_layer(index)
-        return self._loss_of(node)
+        station = self._stations[index]
+        for callback in self.callbacks.before_forward:
+            callback(index)
+        if station.on_blobs:
+            self._run_on_blobs(station)
+        elif not station.is_input:
+            self._run_layer(station)
+        loss = 0.0
+        for blob, _ in station.weighted:
+            loss += float((blob.data * blob.diff).sum())
+        for callback in self.callbacks.after_forward:
+            callback(index)
+        return loss
 
-    def _run_layer(self, index: int) -> None:
-        node = self.nodes[index]
-        self._fit(node)
-        bottoms = [self._leaf(node, i) for i in range(len(node.bottoms))]
-        overwrites, node.layer.in_place = node.layer.in_place, False
+    def _run_layer(self, station: _Station) -> None:
+        node = station.node
+        self._fit(station)
+        bottoms = [self._leaf(station, i) for i in range(len(station.bottoms))]
+        tops = self._compute(node, bottoms)
+        if node.needs_backward:
+            station.call = _Call(bottoms, tops, _versions(node), self.net.draws.clock)
+        for blob, top in zip(station.tops, tops, strict=True):
+            blob.data = top.detach()
+        for blob, weight in station.weighted:
+            blob.fit_diff(weight)
+
+    def _compute(self, node: Node, bottoms: list[Tensor]) -> tuple[Tensor, ...]:
+        layer = node.layer
+        overwrites, layer.in_place = layer.in_place, False
         try:
             with torch.set_grad_enabled(node.needs_backward):
-                made = node.layer(*bottoms)
+                made = layer(*bottoms)
         finally:
-            node.layer.in_place = overwrites
-        tops = made if isinstance(made, tuple) else (made,)
-        self._calls[index] = _Call(bottoms, tops) if node.needs_backward else None
-        for name, top, weight in zip(node.tops, tops, node.loss_weights, strict=True):
-            blob = self.blobs[name]
-            reshaped = blob.shape != tuple(top.shape)
-            blob.data = top.detach()
-            if weight and reshaped:
-                blob.diff = torch.full_like(blob.data, weight)
+            layer.in_place = overwrites
+        return made if isinstance(made, tuple) else (made,)
 
-    def _fit(self, node: Node) -> None:
+    def _run_on_blobs(self, station: _Station) -> None:
+        """Lets a layer work on the blobs themselves; their shapes afterwards are what it wants them to be."""
+        node = station.node
+        assert isinstance(node.layer, Python)
+        if node.is_in_place:
+            for blob in station.tops:
+                blob.data = blob.data.clone()  # the layer before may need what it gave for its own backward pass
+        node.layer.run_on_blobs(*self._faces_of(node))
+        self._note_shapes(station)
+
+    def _fit(self, station: _Station) -> None:
         """Lets the layer check shapes that changed since it last ran, as Caffe reshapes on every forward pass."""
-        shapes = tuple(self.blobs[name].shape for name in node.bottoms)
+        node = station.node
+        shapes = tuple([blob.shape for blob in station.bottoms])
         if shapes != node.bottom_shapes:
             tops = node.layer.reshape(shapes)
             node.bottom_shapes = shapes
             for name, top in zip(node.tops, tops, strict=True):
                 node.layer.check_room(f"top {name!r}", top)
-                self.net.graph.shapes[name] = top
+                self.net.graph.shapes[name] = tuple(top)
 
-    def _leaf(self, node: Node, i: int) -> Tensor:
+    def _leaf(self, station: _Station, i: int) -> Tensor:
         """A bottom as the root of this layer's own small graph.
 
         `.data` gives an alias with its own version counter: a user's edit between forward and backward then acts on
         the gradient, as in Caffe, instead of being reported by autograd.
         """
-        blob = self.blobs[node.bottoms[i]]
+        blob, node = station.bottoms[i], station.node
         value = blob.data.data
         if blob.watched and node.bottoms[i] in node.tops:
             value = value.clone()  # the result will be copied over this memory, which backward still needs
         return value.requires_grad_() if node.bottom_needs_grad[i] and value.is_floating_point() else value
-
-    def _loss_of(self, node: Node) -> float:
-        total = 0.0
-        for name, weight in zip(node.tops, node.loss_weights, strict=True):
-            if weight:
-                total += float((self.blobs[name].data * self.blobs[name].diff).sum())
-        return total
 
     # -- backward ---------------------------------------------------------------------------------------------------
     def backward(self, start: int | None = None, end: int = 0) -> None:
@@ -122,13 +168,21 @@ class Stepwise:
 
     def backward_layer(self, index: int) -> None:
         """Runs one layer backwards, if the net needs that."""
-        node, call = self.nodes[index], self._calls[index]
-        if not node.needs_backward or node.layer.type_name == "Input":
-            return
-        if call is None:
-            raise NetError(f"backward through layer {node.layer.name!r} needs a forward pass through it first")
+        station = self._stations[index]
+        for callback in self.callbacks.before_backward:
+            callback(index)
+        if station.node.needs_backward and not station.is_input:
+            if station.on_blobs:
+                self._run_back_on_blobs(station)
+            else:
+                self._differentiate(station)
+        for callback in self.callbacks.after_backward:
+            callback(index)
+
+    def _differentiate(self, station: _Station) -> None:
+        node, call = station.node, self._current_call(station)
         outputs = [top for top in call.tops if top.requires_grad]
-        diffs = [self.blobs[name].diff for name, top in zip(node.tops, call.tops, strict=True) if top.requires_grad]
+        diffs = [blob.diff for blob, top in zip(station.tops, call.tops, strict=True) if top.requires_grad]
         params = [p for p in node.layer.parameters() if p.requires_grad]
         wanted = [b for b in call.bottoms if b.requires_grad]
         if not outputs or not (wanted or params):
@@ -137,23 +191,109 @@ class Stepwise:
         bottom_grads = [
             torch.zeros_like(bottom) if grad is None else grad for bottom, grad in zip(wanted, grads, strict=False)
         ]
-        self._store_bottom_diffs(node, call, bottom_grads, diffs)
+        _store_bottom_diffs(station, call, bottom_grads, diffs)
         for param, grad in zip(params, grads[len(wanted) :], strict=True):
-            if grad is None:
-                continue  # nothing flows there, or the layer has handed it to somebody (`factor_tap`)
-            if param.grad is None:
-                param.grad = grad.clone()
-            else:
-                param.grad.add_(grad)
+            _accumulate(param, grad)
 
-    def _store_bottom_diffs(self, node: Node, call: _Call, grads: Sequence[Tensor], diffs: Sequence[Tensor]) -> None:
-        lent = {diff.untyped_storage().data_ptr() for diff in diffs}
-        fresh = iter(grads)
-        for name, bottom in zip(node.bottoms, call.bottoms, strict=True):
-            if bottom.requires_grad:
-                grad = next(fresh)
-                # A view-like layer hands its top's diff straight back; the bottom gets memory of its own.
-                self.blobs[name].diff = grad.clone() if grad.untyped_storage().data_ptr() in lent else grad
+    def _current_call(self, station: _Station) -> _Call:
+        """The last forward call, or one made of what the blobs hold now."""
+        node, call, draws = station.node, station.call, self.net.draws
+        if call is not None and call.versions == _versions(node):
+            return call
+        kept = [(p, p.detach().clone()) for p in node.layer.parameters() if not p.requires_grad]
+        now, draws.clock = draws.clock, (draws.clock if call is None else call.clock)
+        try:
+            if call is None:
+                self._fit(station)
+            bottoms = [self._leaf(station, i) for i in range(len(station.bottoms))] if call is None else call.bottoms
+            tops = self._compute(node, bottoms)
+        finally:
+            draws.clock = now
+            with torch.no_grad():
+                for parameter, value in kept:
+                    parameter.copy_(value)
+        station.call = _Call(bottoms, tops, _versions(node), draws.clock if call is None else call.clock)
+        return station.call
 
-    def _zeros(self, shape: Sequence[int]) -> Tensor:
-        return torch.zeros(tuple(shape), dtype=self.net.dtype, device=self.net.device)
+    def _run_back_on_blobs(self, station: _Station) -> None:
+        node = station.node
+        assert isinstance(node.layer, Python)
+        bottoms, tops = self._faces_of(node)
+        node.layer.run_back_on_blobs(tops, list(node.bottom_needs_grad), bottoms)
+
+    # -- shapes -----------------------------------------------------------------------------------------------------
+    def reshape(self) -> None:
+        """Carries the shapes of the blobs that the net's first layers give through all the others."""
+        for station in self._stations:
+            node = station.node
+            if station.on_blobs:
+                assert isinstance(node.layer, Python)
+                node.layer.reshape_on_blobs(*self._faces_of(node))
+            elif not station.is_input:
+                self._fit(station)
+                for name, blob in zip(node.tops, station.tops, strict=True):
+                    blob.reshape(self.net.graph.shapes[name])
+            self._note_shapes(station)
+
+    def _note_shapes(self, station: _Station) -> None:
+        node, shapes = station.node, self.net.graph.shapes
+        node.bottom_shapes = tuple([shapes[name] for name in node.bottoms])
+        for name, blob in zip(node.tops, station.tops, strict=True):
+            node.layer.check_room(f"top {name!r}", blob.shape)
+            shapes[name] = blob.shape
+        for blob, weight in station.weighted:
+            blob.fit_diff(weight)
+
+    # -- building ---------------------------------------------------------------------------------------------------
+    def _station(self, node: Node) -> _Station:
+        initial = list(node.layer.initial_tops()) or [None] * len(node.tops)
+        for name, value in zip(node.tops, initial, strict=True):
+            if name not in self.blobs:
+                self.blobs[name] = Blob(name, self._first_value(node, name, value))
+        tops = [self.blobs[name] for name in node.tops]
+        weighted = [(blob, weight) for blob, weight in zip(tops, node.loss_weights, strict=True) if weight]
+        for blob, weight in weighted:
+            blob.diff.fill_(weight)
+        return _Station(
+            node,
+            [self.blobs[name] for name in node.bottoms],
+            tops,
+            is_input=node.layer.type_name == "Input",
+            on_blobs=isinstance(node.layer, Python) and node.layer.shows_memory,
+            weighted=weighted,
+        )
+
+    def _first_value(self, node: Node, name: str, given: Tensor | None) -> Tensor:
+        shape = self.net.graph.shapes[name]
+        if given is not None and tuple(given.shape) == shape:
+            return given
+        if node.layer.views_bottom:
+            return self.blobs[node.bottoms[0]].data.view(shape)
+        return torch.zeros(shape, dtype=self.net.dtype, device=self.net.device)
+
+    def _faces_of(self, node: Node) -> tuple[list[NetBlob], list[NetBlob]]:
+        return [self.faces[name] for name in node.bottoms], [self.faces[name] for name in node.tops]
+
+
+def _versions(node: Node) -> tuple[int, ...]:
+    """How often each parameter has been written to by torch; a user's edits through arrays do not count."""
+    return tuple([p._version for p in node.layer._parameters.values() if p is not None])
+
+
+def _accumulate(param: nn.Parameter, grad: Tensor | None) -> None:
+    if grad is None:
+        return  # nothing flows there, or the layer has handed it to somebody (`factor_tap`)
+    if param.grad is None:
+        param.grad = grad.clone()
+    else:
+        param.grad.add_(grad)
+
+
+def _store_bottom_diffs(station: _Station, call: _Call, grads: Sequence[Tensor], diffs: Sequence[Tensor]) -> None:
+    lent = {diff.untyped_storage().data_ptr() for diff in diffs}
+    fresh = iter(grads)
+    for blob, bottom in zip(station.bottoms, call.bottoms, strict=True):
+        if bottom.requires_grad:
+            grad = next(fresh)
+            # A view-like layer hands its top's diff straight back; the bottom gets memory of its own.
+            blob.diff = grad.clone() if grad.untyped_storage().data_ptr() in lent else grad

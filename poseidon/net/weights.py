@@ -81,9 +81,10 @@ def load_weights(net: Net, path: str | os.PathLike[str], *, complete: bool = Fal
     return report
 
 
-def save_weights(net: Net, path: str | os.PathLike[str], with_diff: bool = False) -> None:
-    """Writes HDF5 where the name ends in .h5, else a .caffemodel; whole or not at all. `with_diff` adds gradients."""
-    if os.fspath(path).endswith(".h5"):
+def save_weights(net: Net, path: str | os.PathLike[str], *, with_diff: bool = False, hdf5: bool | None = None) -> None:
+    """Writes HDF5 where `hdf5` says so, or the name ends in .h5; else a .caffemodel; whole or not at all. `with_diff`
+    adds gradients."""
+    if os.fspath(path).endswith(".h5") if hdf5 is None else hdf5:
         write_hdf5(net, Path(path), with_diff=with_diff)
         return
     try:

@@ -13,6 +13,7 @@ The loop computes, tells its listeners what happens (`events.py`) and prints not
 iteration is displayed. Attributes meant to be exchanged from outside:
 
     run         how a batch is computed (`passes.py`)
+    test_runs   the same for each test net
     updates     who applies gradients (`updates.py`)
     team        the other workers, if this one is not alone (`team.py`)
     action      tells what somebody asks for, after every iteration and before every test batch (`action.py`)
@@ -43,7 +44,7 @@ from poseidon.solver.background import BackgroundWriter, Outcome
 from poseidon.solver.continuation import Stateful
 from poseidon.solver.disk import Disk
 from poseidon.solver.passes import FusedPass, Pass, PassResult, StepwisePass, separate_gradients
-from poseidon.solver.policies import check_policy, rate_of
+from poseidon.solver.policies import Rate, check_policy, rate_of
 from poseidon.solver.rules import Hyper, rule_for
 from poseidon.solver.smoothing import LossWindow
 from poseidon.solver.team import Alone, Team
@@ -101,6 +102,7 @@ class Solver:
         )
         self.team: Team = Alone()
         self.run: Pass = FusedPass(self.net)
+        self.test_runs: list[Pass] = [FusedPass(net) for net in self.test_nets]
         self.action: Callable[[], Action] = no_action
         self.callbacks: list[Callback] = []
         self.stateful: dict[str, Stateful] = {}
@@ -174,24 +176,34 @@ class Solver:
         rate = rate_of(param, iteration, self.current_step)
         self._clear_gradients()
         self.updates.begin()
-        loss, result = self._accumulate(
-            self._debug_pass() if is_shown and param.debug_info else self.run, Hyper.of(param, iteration, rate.value)
-        )
+        run = self._telling(self.run, self.net) if is_shown and param.debug_info else self.run
+        loss, result = self._accumulate(run, Hyper.of(param, iteration, rate.value))
         smoothed = self.window.add(loss)
         if is_shown:
             self._show(smoothed, result)
         for callback in self.callbacks:
             callback.on_gradients_ready()
+        self._update(rate)
+        self.publish(events.IterationDone(iteration, loss, smoothed, rate.value))
+
+    def apply_update(self) -> None:
+        """One update from the gradients as they are, whoever has computed them; counts as an iteration."""
+        rate = rate_of(self.param, self.iter, self.current_step)
+        self.updates.begin()
+        self.updates.start(Hyper.of(self.param, self.iter, rate.value))
+        self._update(rate)
+
+    def _update(self, rate: Rate) -> None:
+        param, iteration = self.param, self.iter
         if param.lr_policy == "multistep" and rate.current_step != self.current_step:
             self.publish(events.StepAdvanced(iteration, rate.current_step))
         self.current_step = rate.current_step
-        if is_shown:
+        if param.display and iteration % param.display == 0:
             self.publish(events.RateShown(iteration, rate.value))
         clipping = self.updates.finish()
         if clipping is not None:
             self.publish(events.GradientsClipped(iteration, clipping.norm, clipping.limit, clipping.factor))
         self.iter += 1
-        self.publish(events.IterationDone(iteration, loss, smoothed, rate.value))
 
     def _accumulate(self, run: Pass, hyper: Hyper) -> tuple[Tensor, PassResult]:
         """The mean loss of iter_size passes, and the last one's result; gradients add up."""
@@ -237,9 +249,9 @@ class Solver:
         if param.test_interval and self.iter % param.test_interval == 0:
             self.test_all()
 
-    def _debug_pass(self) -> StepwisePass:
-        stepwise = self.run.stepwise if isinstance(self.run, StepwisePass) else Stepwise(self.net)
-        return StepwisePass(stepwise, self.publish)
+    def _telling(self, run: Pass, net: Net) -> StepwisePass:
+        """The same pass, telling about every blob, as debug_info asks."""
+        return StepwisePass(run.stepwise if isinstance(run, StepwisePass) else Stepwise(net), self.publish)
 
     # -- testing ----------------------------------------------------------------------------------------------------
     def test_all(self) -> None:
@@ -253,8 +265,9 @@ class Solver:
         self.updates.drain()
         self.team.level()
         self.publish(events.TestStarted(self.iter, index))
-        net = self.test_nets[index]
-        run = StepwisePass(Stepwise(net), self.publish) if self.param.debug_info else FusedPass(net)
+        net, run = self.test_nets[index], self.test_runs[index]
+        if self.param.debug_info:
+            run = self._telling(run, net)
         scores = run_test(
             net,
             run,

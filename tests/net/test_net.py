@@ -379,10 +379,36 @@ class TestStepwise:
         torch.testing.assert_close(net.params["ip"][0].grad, once * 2)
         torch.testing.assert_close(run.blobs["c"].diff, blob)
 
-    def test_backward_before_forward(self):
-        run = Stepwise(Net.from_text(TRAINING, phase="TRAIN"))
-        with pytest.raises(NetError, match="backward through layer 'loss' needs a forward pass through it first"):
-            run.backward()
+    def test_backward_before_forward_reads_the_blobs_as_they_are(self):
+        net = Net.from_text(TRAINING, phase="TRAIN")
+        run = Stepwise(net)
+        run.blobs["c"].data = torch.ones(2, 4, 6, 6)
+        diff = torch.randn(2, 5)
+        run.blobs["y"].diff = diff
+        run.backward(start=run.index_of("ip"), end=run.index_of("ip"))
+        torch.testing.assert_close(net.params["ip"][0].grad, diff.t() @ torch.ones(2, 144))
+        torch.testing.assert_close(run.blobs["c"].diff.flatten(1), diff @ net.params["ip"][0])
+        assert not run.blobs["y"].data.any()
+
+    def test_backward_makes_no_statistics_and_repeats_no_draw(self):
+        net = Net.from_text(
+            "force_backward: true\n" + INPUT
+            + 'layer { name: "n" type: "BatchNorm" bottom: "x" top: "n" }'
+            + 'layer { name: "d" type: "Dropout" bottom: "n" top: "d" }', phase="TRAIN"
+        )  # fmt: skip
+        run = Stepwise(net)
+        run.blobs["x"].data = images()
+        run.backward()
+        assert not any(blob.any() for blob in net.params["n"])
+        run.forward()
+        dropped = run.blobs["d"].data == 0
+        statistics = [blob.clone() for blob in net.params["n"]]
+        with torch.no_grad():
+            net.params["n"][0].add_(0)  # somebody has written: the call is made again
+        run.blobs["d"].diff = torch.ones(2, 3, 8, 8)
+        run.backward()
+        assert (run.blobs["n"].diff[dropped] == 0).all()
+        torch.testing.assert_close(net.params["n"], statistics)
 
     def test_an_unknown_layer(self):
         with pytest.raises(NetError, match="no layer 'nothing'"):

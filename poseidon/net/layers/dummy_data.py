@@ -56,12 +56,18 @@ class DummyData(Layer):
             raise self.error(f"{name} must be given once or once per top ({self.num_tops}), got {len(given)}")
         return list(given) * self.num_tops if len(given) == 1 else list(given)
 
+    def initial_tops(self) -> list[Tensor | None]:
+        """The constant ones: that memory is theirs for good."""
+        return [
+            self._top(index, shape) if self._filler(index).type == "constant" else None
+            for index, shape in enumerate(self.reshape([]))
+        ]
+
     def forward(self) -> tuple[Tensor, ...]:
         return tuple(self._top(index, shape) for index, shape in enumerate(self.reshape([])))
 
     def _top(self, index: int, shape: Shape) -> Tensor:
-        given = self.spec.dummy_data_param.data_filler
-        filler = given[index if len(given) > 1 else 0] if given else caffe_pb2.FillerParameter()
+        filler = self._filler(index)
         kept = self._constants.get(index)
         if kept is not None and kept.shape == shape:
             return kept
@@ -73,6 +79,10 @@ class DummyData(Layer):
         if filler.type == "constant":
             self._constants[index] = top
         return top
+
+    def _filler(self, index: int) -> caffe_pb2.FillerParameter:
+        given = self.spec.dummy_data_param.data_filler
+        return given[index if len(given) > 1 else 0] if given else caffe_pb2.FillerParameter()
 
     def _fill(self, top: Tensor, filler: caffe_pb2.FillerParameter, index: int) -> None:
         draws = self.context.draws

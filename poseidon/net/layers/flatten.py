@@ -18,6 +18,8 @@ from poseidon.net.registry import register
 
 @register("Flatten")
 class Flatten(Layer):
+    views_bottom = True
+
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
         forbid_in_place(self)
 

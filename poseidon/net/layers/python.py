@@ -9,9 +9,12 @@
         def forward(self, bottom, top): …                     fills top[i].data from bottom[i].data
         def backward(self, top, propagate_down, bottom): …    fills bottom[i].diff from top[i].diff
 
-Blobs are HostBlobs. Parameters are added in setup by `self.blobs.add_blob(*dims)` and set by `self.blobs[i].data`;
-their gradient is what backward adds to `self.blobs[i].diff`. A top with a bottom's name is the same blob object as
-that bottom. The module must be importable: on the Python path or in the current folder.
+Parameters are added in setup by `self.blobs.add_blob(*dims)` and set by `self.blobs[i].data`; their gradient is what
+backward adds to `self.blobs[i].diff`. A top with a bottom's name is the same blob object as that bottom. The module
+must be importable: on the Python path or in the current folder.
+
+A net run layer by layer hands over its own blobs (`run_on_blobs`): what user code writes, it writes into the net. In a
+net run as one autograd graph they are HostBlobs, filled before and read after each call.
 
 `share_in_parallel` chooses between one instance and many where Caffe's solvers are threads of one process. Workers are
 processes here and each has its own instance, so both settings mean the same.
@@ -31,6 +34,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from poseidon.errors import UserCodeError
+from poseidon.net.array_blob import ArrayBlob, ParamBlob
 from poseidon.net.host_blob import BlobList, HostBlob
 from poseidon.net.layer import Layer, LayerContext, Shape, at_least
 from poseidon.net.registry import register
@@ -41,6 +46,7 @@ class PythonLayerBase:
     """What users subclass, as `caffe.Layer`."""
 
     param_str: str
+    param_str_: str  # what Caffe called it until 2015
     phase: int
     blobs: BlobList
     type = "Python"
@@ -48,16 +54,16 @@ class PythonLayerBase:
     def __init__(self, layer_param: caffe_pb2.LayerParameter) -> None:
         self.layer_param = layer_param
 
-    def setup(self, bottom: list[HostBlob], top: list[HostBlob]) -> None:
+    def setup(self, bottom: Sequence[ArrayBlob], top: Sequence[ArrayBlob]) -> None:
         """Reads param_str and adds parameters; may be left out."""
 
-    def reshape(self, bottom: list[HostBlob], top: list[HostBlob]) -> None:
+    def reshape(self, bottom: Sequence[ArrayBlob], top: Sequence[ArrayBlob]) -> None:
         raise NotImplementedError("a Python layer needs a method reshape(self, bottom, top)")
 
-    def forward(self, bottom: list[HostBlob], top: list[HostBlob]) -> None:
+    def forward(self, bottom: Sequence[ArrayBlob], top: Sequence[ArrayBlob]) -> None:
         raise NotImplementedError("a Python layer needs a method forward(self, bottom, top)")
 
-    def backward(self, top: list[HostBlob], propagate_down: list[bool], bottom: list[HostBlob]) -> None:
+    def backward(self, top: Sequence[ArrayBlob], propagate_down: list[bool], bottom: Sequence[ArrayBlob]) -> None:
         raise NotImplementedError("a Python layer in the way of a gradient needs a method backward(…)")
 
 
@@ -72,12 +78,13 @@ class Python(Layer):
         user_class = self._user_class()
         with self._user_code("__init__"):
             self.user = user_class(spec)
-        self.user.param_str = spec.python_param.param_str
+        self.user.param_str = self.user.param_str_ = spec.python_param.param_str
         self.user.phase = context.phase
         self.user.blobs = BlobList(dtype)
         self._bottoms = [HostBlob(dtype=dtype) for _ in spec.bottom]
         by_name = dict(zip(spec.bottom, self._bottoms, strict=True))
         self._tops = [by_name.get(name) or HostBlob(dtype=dtype) for name in spec.top]
+        self._host_params: list[HostBlob] = []
         self._like = torch.empty(0, dtype=context.dtype, device=context.device)
 
     # -- finding the user's code ------------------------------------------------------------------------------------
@@ -115,7 +122,8 @@ class Python(Layer):
         try:
             yield
         except Exception as problem:  # user code may raise anything; it is named and chained
-            raise self.error(f"{self._full_name}.{method} failed: {type(problem).__name__}: {problem}") from problem
+            told = self.error(f"{self._full_name}.{method} failed: {type(problem).__name__}: {problem}")
+            raise UserCodeError(*told.args) from problem
 
     # -- life of a layer --------------------------------------------------------------------------------------------
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
@@ -138,9 +146,41 @@ class Python(Layer):
         """Makes parameters of the blobs that the user's code has added."""
         for index in range(self.num_params, len(self.user.blobs)):
             blob = self.user.blobs[index]
+            assert isinstance(blob, HostBlob)
             self.add_param(blob.shape)
             with torch.no_grad():
                 self.param(index).copy_(blob.data_tensor(self._like))
+            blob.show(self.param(index))  # user code may have kept this blob: it shows the parameter from now on
+            self._host_params.append(blob)
+            if self.shows_memory:
+                self.user.blobs[index] = ParamBlob(self, index)
+
+    @property
+    def shows_memory(self) -> bool:
+        """True where user code can be given the net's own memory: NumPy has its type, and it is the CPU's."""
+        return self._like.device.type == "cpu" and self._like.dtype in (torch.float32, torch.float64)
+
+    def initial_tops(self) -> list[Tensor | None]:
+        """What setup wrote into them."""
+        return [blob.data_tensor(self._like) if blob.is_written else None for blob in self._tops]
+
+    # -- the user's methods, on the blobs of a net that is run layer by layer -----------------------------------------
+    def reshape_on_blobs(self, bottoms: Sequence[ArrayBlob], tops: Sequence[ArrayBlob]) -> None:
+        with self._user_code("reshape"):
+            self.user.reshape(bottoms, tops)
+
+    def run_on_blobs(self, bottoms: Sequence[ArrayBlob], tops: Sequence[ArrayBlob]) -> None:
+        for index in range(self.num_params):
+            self.param(index)  # waits until it is up to date
+        self.reshape_on_blobs(bottoms, tops)
+        with self._user_code("forward"):
+            self.user.forward(bottoms, tops)
+
+    def run_back_on_blobs(
+        self, tops: Sequence[ArrayBlob], propagate_down: list[bool], bottoms: Sequence[ArrayBlob]
+    ) -> None:
+        with self._user_code("backward"):
+            self.user.backward(tops, propagate_down, bottoms)
 
     @torch.compiler.disable
     def forward(self, *bottoms: Tensor) -> tuple[Tensor, ...]:
@@ -156,13 +196,14 @@ class Python(Layer):
         for blob, tensor in zip(self._bottoms, bottoms, strict=True):
             # What is both top and bottom gets overwritten; the bottom's tensor must not be.
             blob.show(tensor.clone() if blob in self._tops else tensor)
-        for blob, tensor in zip(self.user.blobs, params, strict=True):
+        for blob, tensor in zip(self._host_params, params, strict=True):
             blob.show(tensor)
-        with self._user_code("reshape"):
-            self.user.reshape(self._bottoms, self._tops)
-        with self._user_code("forward"):
-            self.user.forward(self._bottoms, self._tops)
-        for blob, tensor in zip(self.user.blobs, params, strict=True):
+        with self._lent_params():
+            with self._user_code("reshape"):
+                self.user.reshape(self._bottoms, self._tops)
+            with self._user_code("forward"):
+                self.user.forward(self._bottoms, self._tops)
+        for blob, tensor in zip(self._host_params, params, strict=True):
             blob.write_back(tensor)
         return tuple(blob.data_tensor(self._like) for blob in self._tops)
 
@@ -170,17 +211,27 @@ class Python(Layer):
         self, inputs: Sequence[Tensor], tops: Sequence[Tensor], diffs: Sequence[Tensor], needed: Sequence[bool]
     ) -> tuple[Tensor | None, ...]:
         bottoms, params = self._divide(inputs)
-        for blob, tensor in zip([*self._bottoms, *self.user.blobs], [*bottoms, *params], strict=True):
+        blobs = [*self._bottoms, *self._host_params]
+        for blob, tensor in zip(blobs, [*bottoms, *params], strict=True):
             blob.show(tensor)
         for blob, tensor, diff in zip(self._tops, tops, diffs, strict=True):
             blob.show(tensor.clone(), diff)  # the next forward pass may write into this memory
-        with self._user_code("backward"):
+        with self._lent_params(), self._user_code("backward"):
             self.user.backward(self._tops, list(needed[: len(bottoms)]), self._bottoms)
-        blobs = [*self._bottoms, *self.user.blobs]
         return tuple(
             blob.diff_tensor(tensor) if wanted else None
             for blob, tensor, wanted in zip(blobs, inputs, needed, strict=True)
         )
+
+    @contextlib.contextmanager
+    def _lent_params(self) -> Iterator[None]:
+        """While inside, the user's `self.blobs` are HostBlobs: autograd wants the gradient of this call by itself."""
+        shown = list(self.user.blobs)
+        self.user.blobs[:] = self._host_params
+        try:
+            yield
+        finally:
+            self.user.blobs[:] = shown
 
     def _divide(self, inputs: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         return inputs[: len(self._bottoms)], inputs[len(self._bottoms) :]

@@ -22,6 +22,8 @@ from poseidon.net.registry import register
 
 @register("Reshape")
 class Reshape(Layer):
+    views_bottom = True
+
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
         forbid_in_place(self)
         dims = self.spec.reshape_param.shape.dim

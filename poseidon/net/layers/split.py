@@ -14,6 +14,7 @@ from poseidon.net.registry import register
 @register("Split")
 class Split(Layer):
     tops = at_least(1)
+    views_bottom = True
 
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
         forbid_in_place(self)
