@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError, Message
 from poseidon.errors import SpecError
 from poseidon.spec.caffe_pb2 import NetParameter
 from poseidon.spec.files import read_bytes, write_atomically
+from poseidon.spec.forks import settle_numbers
 from poseidon.spec.limits import MAX_BINARY_BYTES
 from poseidon.spec.source import log_problems
 from poseidon.spec.upgrade import upgrade_net
@@ -38,7 +39,7 @@ def parse_binary(data: bytes, message_class: type[MessageT], what: str = "<bytes
         raise SpecError(f"{what}: found {excess} in a {descriptor.name}, expected far fewer: refused")
     message: MessageT = message_class()
     try:
-        message.ParseFromString(data)
+        message.ParseFromString(settle_numbers(data) if message_class is NetParameter else data)
     except (DecodeError, UnicodeDecodeError):  # the latter from protobuf's pure Python implementation only
         raise SpecError(f"{what}: not a {descriptor.name}: {_diagnose(data)}") from None
     missing = message.FindInitializationErrors()

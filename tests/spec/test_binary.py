@@ -129,7 +129,7 @@ def test_strings_must_be_utf8() -> None:
 
 def test_required_fields() -> None:
     net = NetParameter()
-    net.layer.add().clip_param.min = 1
+    net.layer.add(type="Clip").clip_param.min = 1
     with pytest.raises(
         SpecError, match=r"m: found no layer\[0\]\.clip_param\.max, expected a value: the field is required"
     ):
@@ -162,7 +162,7 @@ def test_writing_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
     path = tmp_path / "m"
     path.write_bytes(b"old")
     net = NetParameter()
-    net.layer.add().clip_param.min = 1
+    net.layer.add(type="Clip").clip_param.min = 1
     with pytest.raises(SpecError, match="required"):
         write_binary(net, path)
     assert path.read_bytes() == b"old"

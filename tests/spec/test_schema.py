@@ -16,6 +16,9 @@ from google.protobuf.descriptor import Descriptor
 from poseidon.spec import caffe_pb2
 
 FACTS = json.loads((Path(__file__).parent / "caffe_schema.json").read_text())
+FORKS = json.loads((Path(__file__).parent / "fork_schema.json").read_text())
+MESSAGES = {**FACTS["messages"], **FORKS["messages"]}
+MESSAGES["LayerParameter"] = {"fields": FACTS["messages"]["LayerParameter"]["fields"] + FORKS["layer_parameter"]}
 FILE = descriptor_pb2.FileDescriptorProto()
 caffe_pb2.DESCRIPTOR.CopyToProto(FILE)
 GENERATED = {message.name: message for message in FILE.message_type}
@@ -35,15 +38,16 @@ def test_it_is_proto2_in_caffes_package() -> None:
     assert FILE.syntax in ("", FACTS["syntax"])  # descriptors leave proto2 out
 
 
-def test_the_messages_are_caffes() -> None:
-    assert set(GENERATED) == set(FACTS["messages"])
-    assert len(GENERATED) == 63
+def test_the_messages_are_caffes_and_its_forks() -> None:
+    assert set(GENERATED) == set(MESSAGES)
+    assert len(FACTS["messages"]) == 63
+    assert not set(FACTS["messages"]) & set(FORKS["messages"])
 
 
-@pytest.mark.parametrize("name", FACTS["messages"])
+@pytest.mark.parametrize("name", MESSAGES)
 def test_fields(name: str) -> None:
     expected = {}
-    for number, field, label, kind, *extra in FACTS["messages"][name]["fields"]:
+    for number, field, label, kind, *extra in MESSAGES[name]["fields"]:
         options = extra[0] if extra else {}
         default = options.get("default", "")
         if kind in ("float", "double") and default:
@@ -65,9 +69,9 @@ def enums(descriptors: list[descriptor_pb2.EnumDescriptorProto]) -> dict[str, di
     return {enum.name: {value.name: value.number for value in enum.value} for enum in descriptors}
 
 
-@pytest.mark.parametrize("name", FACTS["messages"])
+@pytest.mark.parametrize("name", MESSAGES)
 def test_nested_enums(name: str) -> None:
-    assert enums(list(GENERATED[name].enum_type)) == FACTS["messages"][name].get("enums", {})
+    assert enums(list(GENERATED[name].enum_type)) == MESSAGES[name].get("enums", {})
 
 
 def test_top_level_enums() -> None:
@@ -86,7 +90,7 @@ def test_the_generated_module_is_that_of_the_proto_file() -> None:
     text = (Path(caffe_pb2.__file__).parent / "caffe.proto").read_text()
     written = {}
     for name, body in re.findall(r"^message (\w+) \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE):
-        fields = re.findall(r"^  (optional|required|repeated) (\w+) (\w+) = (\d+)", body, re.MULTILINE)
+        fields = re.findall(r"^  (optional|required|repeated) (?:\w+\.)?(\w+) (\w+) = (\d+)", body, re.MULTILINE)
         written[name] = {(label, kind, field, int(number)) for label, kind, field, number in fields}
     generated = {
         name: {
