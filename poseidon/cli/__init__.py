@@ -44,6 +44,8 @@ TOOL_VERBS = {
     "upgrade-net": ("upgrade_net", "write a net of an old format, text or weights, in the current one"),
     "upgrade-solver": ("upgrade_solver", "write a solver of an old format in the current one"),
     "draw-net": ("draw_net", "draw a net (SVG, PNG, PDF) with Graphviz"),
+    "parse-log": ("parse_log", "write the figures of a training log as CSV"),
+    "plot-log": ("plot_log", "draw charts of training logs (PNG)"),
 }
 POSEIDON = Program(
     "poseidon",
