@@ -41,8 +41,14 @@ class Inventory:
         if not isinstance(entry, Mapping):
             raise UsageError(f"expected the inventory of a host, got {str(entry)[:80]!r}")
         try:
-            files = {str(path): str(mark) for path, mark in entry["files"].items()}
-            return cls(*(str(entry[name]) for name in ("host", "python", "poseidon", "package", "torch")), files)
+            return cls(
+                host=str(entry["host"]),
+                python=str(entry["python"]),
+                poseidon=str(entry["poseidon"]),
+                package=str(entry["package"]),
+                torch=str(entry["torch"]),
+                files={str(path): str(mark) for path, mark in entry["files"].items()},
+            )
         except (KeyError, AttributeError) as problem:
             raise UsageError(f"the inventory of a host lacks {problem}") from None
 
