@@ -20,7 +20,9 @@ EFFECTS = ("stop", "snapshot", "none")
 
 def declare(flags: Flags) -> None:
     flags.flag("solver", metavar="FILE", help="the solver's prototxt")
-    flags.flag("snapshot", default="", metavar="FILE", help="go on from this .solverstate; auto: from the newest good one")
+    flags.flag(
+        "snapshot", default="", metavar="FILE", help="go on from this .solverstate; auto: from the newest good one"
+    )
     flags.flag("keep", type=positive_number, default=0, metavar="N", help="of the snapshots keep the last N (all)")
     flags.flag("weights", default="", metavar="FILES", help="start from these .caffemodel files (comma list)")
     effects = "|".join(EFFECTS)
