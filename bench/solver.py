@@ -34,7 +34,7 @@ from bench.net import copy_weights
 from bench.torch_loop import LmdbImages, Recipe, Schedule, TorchLoop
 from bench.torch_nets import build
 from poseidon.solver import Solver, events
-from poseidon.spec import array_to_datum, read_net, read_solver
+from poseidon.spec import array_to_datum, caffe_pb2, read_net, read_solver
 
 MODELS = Path(__file__).resolve().parent.parent / "models"
 LIMIT = 1 / 0.97
@@ -100,6 +100,10 @@ SUBJECTS = {
 
 
 def solver_on(name: str, path: str, batch: int) -> Solver:
+    return Solver(param_on(name, path, batch))
+
+
+def param_on(name: str, path: str, batch: int) -> caffe_pb2.SolverParameter:
     """The model's own solver and net, reading from `path`, without tests, display and snapshots."""
     net = read_net(MODELS / name / "train_val.prototxt").net
     for layer in net.layer:
@@ -113,7 +117,7 @@ def solver_on(name: str, path: str, batch: int) -> Solver:
         param.ClearField(field)
     param.net_param.CopyFrom(net)
     param.random_seed = 1
-    return Solver(param)
+    return param
 
 
 def seconds_per_step(step: Callable[[int], object], num_steps: int) -> float:

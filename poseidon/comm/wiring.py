@@ -62,7 +62,7 @@ def _narrow_dtype(wire: str, wiring: Wiring) -> torch.dtype | None:
     """
     is_wide = wiring.members[0].parameter.element_size() > 2
     levels = wiring.transport.levels
-    crosses = levels is None or levels.num_nodes > 1
+    crosses = levels is None or len(levels.node_workers) > 1
     return NARROW_DTYPES.get(wire) if is_wide and crosses else None
 
 

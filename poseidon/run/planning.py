@@ -1,8 +1,8 @@
 """The plan of a job that is about to start: a snapshot's, if it still answers what is asked for, else one made from
 what the workers measure together: their links, the seconds of their layers, the rates of their devices.
 
-To the planner every worker is a node of its own: exchanges go from worker to worker, also inside a host, and the links
-are measured that way.
+Where workers share a node's memory, the plan is one for such nodes; else every worker is a node of its own, and links
+are measured that way. On a single node nothing crosses a network, and there is no link to measure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from poseidon.errors import PlanError
 from poseidon.plan import Cluster, CommPlan, NetProfile, PlanRequest, Scheme, check_fits, make_plan
 from poseidon.plan.bundles import bundles_of
-from poseidon.plan.cluster import DEFAULT_LATENCY_S
+from poseidon.plan.cluster import DEFAULT_LATENCY_S, DEFAULT_LOCAL_BPS
 from poseidon.plan.request import allowed_schemes
 from poseidon.run.attempt import attempt
 from poseidon.run.layer_times import LayerTime, measured_times
@@ -24,7 +24,7 @@ from poseidon.run.roundtable import Roundtable
 from poseidon.run.worker_states import saved_plan
 from poseidon.solver import Solver
 from poseidon.transport import Transport
-from poseidon.transport.probe import LinkFacts, probe
+from poseidon.transport.probe import LinkFacts, probe, probe_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +68,22 @@ class Planned:
 def plan_together(solver: Solver, transport: Transport, table: Roundtable, planning: Planning) -> Planned:
     """The same plan on all workers, which call it together; rank 0 makes it."""
     saved = attempt(table, lambda: saved_plan(planning.resume, table.size) if planning.resume else None)
-    is_wanted = table.rank == 0 and saved is not None and _is_wanted(saved, solver, planning)
+    is_wanted = table.rank == 0 and saved is not None and saved.cluster.node_workers == _node_workers(transport)
+    is_wanted = is_wanted and saved is not None and _is_wanted(saved, solver, planning)
     text = table.gather_texts(saved.to_json() if is_wanted and saved is not None else "")[0]
     if text:
         return Planned(CommPlan.from_json(text), True, "as when the plan was made")
-    links = _links(transport, planning)
+    local_bps = probe_memory(transport) or DEFAULT_LOCAL_BPS
+    node_workers = _node_workers(transport)
+    links = _links(transport, planning, local_bps)
     times = _mean_times(measured_times(solver.net), table)
     profile = _profile(solver, times)
     rates = _mean_rates(measure_rates(solver, profile, table), table)
-    cluster = _cluster(links, rates, table.size)
+    cluster = replace(_cluster(links, rates, node_workers), local_bps=local_bps)
     made = attempt(table, lambda: make_plan(profile, cluster, planning.request), by=0)
     text = table.gather_texts(made.to_json() if made is not None else "")[0]
-    return Planned(CommPlan.from_json(text), False, planning.links.source)
+    source = "measured" if len(node_workers) == 1 else planning.links.source
+    return Planned(CommPlan.from_json(text), False, source)
 
 
 def _profile(solver: Solver, times: list[LayerTime]) -> NetProfile:
@@ -104,19 +108,25 @@ def _is_wanted(plan: CommPlan, solver: Solver, planning: Planning) -> bool:
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
-def _links(transport: Transport, planning: Planning) -> LinkFacts:
+def _node_workers(transport: Transport) -> tuple[int, ...]:
+    return (1,) * transport.size if transport.levels is None else transport.levels.node_workers
+
+
+def _links(transport: Transport, planning: Planning, local_bps: float) -> LinkFacts:
     told = planning.links
     num_nodes = len(set(planning.nodes))
     if told.bandwidth_bps is not None:
         latency_s = DEFAULT_LATENCY_S if told.latency_s is None else told.latency_s
         return LinkFacts(transport.size, num_nodes, latency_s, told.bandwidth_bps, 0)
+    if len(_node_workers(transport)) == 1:
+        return LinkFacts(transport.size, 1, DEFAULT_LATENCY_S, local_bps, 0)
     measured = probe(transport, planning.nodes)
     return measured if told.latency_s is None else replace(measured, latency_s=told.latency_s)
 
 
-def _cluster(links: LinkFacts, rates: Rates, size: int) -> Cluster:
+def _cluster(links: LinkFacts, rates: Rates, node_workers: tuple[int, ...]) -> Cluster:
     return Cluster(
-        node_workers=(1,) * size,
+        node_workers=node_workers,
         bandwidth_bps=links.bandwidth_bps,
         latency_s=links.latency_s,
         send_s=rates.send_s,

@@ -22,15 +22,24 @@ _MOST_NODES = 8
 
 @dataclass(frozen=True, slots=True)
 class Crew:
-    """All workers, by rank: their cards, the nodes they are on, the threads they compute with."""
+    """All workers, by rank: their cards, the nodes they are on, the threads they compute with.
+
+    `problem`: why those of one node cannot share its memory; empty if they can.
+    """
 
     cards: Sequence[Card]
     nodes: Sequence[int]
     threads: Sequence[int]
+    problem: str = ""
 
 
-def cluster_line(crew: Crew) -> str:
-    """Hosts, workers per host, threads."""
+def cluster_lines(crew: Crew) -> list[str]:
+    """Hosts, workers per host, threads; and what is not as it should be."""
+    problem = [f"memory    not shared, workers of a host use the network: {crew.problem}"] if crew.problem else []
+    return [_cluster_line(crew), *problem]
+
+
+def _cluster_line(crew: Crew) -> str:
     num_nodes = max(crew.nodes) + 1
     hosts = [crew.cards[crew.nodes.index(node)].host for node in range(num_nodes)]
     if num_nodes == 1:
@@ -53,6 +62,8 @@ def _threads_text(crew: Crew) -> str:
 
 def links_line(card: Card, plan: CommPlan, source: str) -> str:
     """The interface, why it was chosen, and the figures the plan was made with; `source` says where these are from."""
+    if plan.cluster.num_nodes == 1:
+        return f"links     the memory that all workers share: {rate_text(plan.cluster.local_bps)}, {source}"
     rate, latency = rate_text(plan.cluster.bandwidth_bps), f"{plan.cluster.latency_s * 1e3:.2g} ms"
     return f"links     {card.interface}: {rate}, {latency} per message, {source}"
 

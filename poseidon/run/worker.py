@@ -1,6 +1,7 @@
 """Worker: what one of P processes does, from joining the job to its end.
 
-    join      the interface towards the master, a transport, everybody's card; the cores are divided
+    join      the interface towards the master, a transport, everybody's card; the cores are divided, and workers of
+              one host share its memory
     build     the solver, alike on all workers: a random seed is rank 0's
     plan      measured and made, or taken from the snapshot; rank 0 shows it
     train     distribute (distribute.py), restore, solve
@@ -33,14 +34,16 @@ from poseidon.run.rendezvous import Place
 from poseidon.run.resume import Resume, agree_on_snapshot
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.watch import Watch
-from poseidon.run.welcome import Crew, batch_lines, cluster_line, links_line, plan_lines
+from poseidon.run.welcome import Crew, batch_lines, cluster_lines, links_line, plan_lines
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.background import BackgroundWriter
 from poseidon.solver.events import Listener
 from poseidon.solver.snapshot import check_writable
 from poseidon.spec import caffe_pb2
+from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.interface import choose_interface
+from poseidon.transport.levels import Sharing, share_nodes
 
 # A lost worker is noticed within 7 s; together with this the survivors end within 10.
 END_S = 2.5
@@ -104,17 +107,19 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
         table = Roundtable(transport)
         card = Card(transport.peers[place.rank].host, place.local_size, _cores(), options.threads, str(interface))
         cards = [Card.from_json(text) for text in table.gather_texts(card.to_json())]
-        _Worker(transport, table, cards, face).train(param, options)
+        nodes = nodes_of(cards)
+        is_cpu = torch.device(options.net.device).type == "cpu"  # NCCL finds the ways inside of a host itself
+        sharing = share_nodes(transport, nodes) if is_cpu else Sharing(transport)
+        crew = Crew(cards, nodes, threads_of(cards, nodes), sharing.problem)
+        _Worker(sharing.transport, table, crew, face).train(param, options)
         table.meet()  # nobody leaves while another may still fail
 
 
 class _Worker:
     """One worker that has met the others."""
 
-    def __init__(self, transport: C10dTransport, table: Roundtable, cards: Sequence[Card], face: Face) -> None:
-        self._transport, self._table, self._face = transport, table, face
-        nodes = nodes_of(cards)
-        self._crew = Crew(cards, nodes, threads_of(cards, nodes))
+    def __init__(self, transport: Transport, table: Roundtable, crew: Crew, face: Face) -> None:
+        self._transport, self._table, self._crew, self._face = transport, table, crew, face
         torch.set_num_threads(self._crew.threads[table.rank])
 
     def train(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> None:
@@ -152,7 +157,7 @@ class _Worker:
 
     def _welcome(self, solver: Solver, planned: Planned, snapshot: str) -> list[str]:
         return [
-            cluster_line(self._crew),
+            *cluster_lines(self._crew),
             links_line(self._crew.cards[0], planned.plan, planned.links),
             *batch_lines(solver.net, self._table.size, solver.param.iter_size),
             *plan_lines(planned.plan, snapshot if planned.is_saved else ""),

@@ -19,13 +19,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
 from poseidon.errors import TransportError
 from poseidon.transport.cargo import Combine, Narrowing, Table
 from poseidon.transport.engine import Engine
+
+if TYPE_CHECKING:
+    from poseidon.transport.onesided.base import Endpoint
 
 OWN_TAGS = 1 << 24
 
@@ -103,6 +106,9 @@ class Transport(Protocol):
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         """Who is lost, if somebody is, or has left of these `ranks`, to a worker that is `doing` something else."""
 
+    def one_sided(self) -> Endpoint:
+        """Notified puts among the same workers (`onesided/base.py`). All call it, in the same order."""
+
     def abort(self, reason: str) -> None:
         """Tells the peers why this worker ends, as well as that can be done: they get PeerLost with the reason."""
 
@@ -117,7 +123,11 @@ class Levels(Protocol):
     """
 
     @property
-    def num_nodes(self) -> int: ...
+    def node_workers(self) -> tuple[int, ...]:
+        """How many workers each node has, nodes in the order of their first ranks."""
+
+    def sum_on_node(self, tensor: Tensor, tag: int) -> None:
+        """The sum over the workers of this node alone, in place."""
 
     def gather(self, blocks: Sequence[Tensor], tag: int) -> None: ...
 

@@ -124,8 +124,12 @@ class LevelTransport:
         return self
 
     @property
-    def num_nodes(self) -> int:
-        return len(self._members)
+    def node_workers(self) -> tuple[int, ...]:
+        return tuple(map(len, self._members))
+
+    @property
+    def _is_one_node(self) -> bool:
+        return len(self._members) == 1
 
     @property
     def bytes_sent(self) -> int:
@@ -185,9 +189,8 @@ class LevelTransport:
             return
         with self._node.session(-1 - turn) as session:
             shards = shards_of(tensor, len(self._local))
-            if self._leaders is None and self.num_nodes == 1:
-                session.reduce_shards(shards)
-                session.gather([[shard] for shard in shards])
+            if self._is_one_node:
+                _sum_for_all(session, shards)
                 return
             session.reduce(shards)
             self._sum_at_leaders(tensor, turn)
@@ -200,6 +203,11 @@ class LevelTransport:
                 work = self._leaders.all_reduce(tensor)
             work.wait()
 
+    def sum_on_node(self, tensor: Tensor, tag: int) -> None:
+        if self._node is not None:
+            with self._node.session(tag) as session:
+                _sum_for_all(session, shards_of(tensor, len(self._local)))
+
     def gather(self, blocks: Sequence[Tensor], tag: int) -> None:
         """Fills blocks[i] with worker i's, on the calling thread, one of the engine's."""
         if self._node is None:
@@ -207,7 +215,7 @@ class LevelTransport:
             return
         with self._node.session(tag) as session:
             session.gather([[blocks[rank]] for rank in self._local])
-            if self.num_nodes > 1:
+            if not self._is_one_node:
                 self._gather_at_leaders(blocks, tag)
                 session.broadcast([block for rank, block in enumerate(blocks) if rank not in self._local])
 
@@ -222,7 +230,7 @@ class LevelTransport:
             self._reduce_at_leaders(shards, narrowing, tag)
             return
         with self._node.session(tag) as session:
-            if self.num_nodes == 1:
+            if self._is_one_node:
                 session.reduce_shards(shards)
                 return
             self._reduce_to_leader(session, shards)
@@ -244,7 +252,7 @@ class LevelTransport:
         if self._node is not None:
             with self._node.session(tag) as session:
                 session.exchange([outgoing[rank] for rank in self._local], [incoming[rank] for rank in self._local])
-        if self.num_nodes > 1:
+        if not self._is_one_node:
             leaving, arriving = (
                 [[] if rank in self._local else [part] for rank, part in enumerate(parts)]
                 for parts in (outgoing, incoming)
@@ -257,11 +265,11 @@ class LevelTransport:
             return gather_unsized(ring_of(self._leaders or self._wire, None, tag), own)
         with self._node.session(tag) as session:
             tables = self._gather_local(session, own)
-            combined = combine(tables) if self._place == 0 or self.num_nodes == 1 else tables[0]
-            if self.num_nodes == 1:
+            combined = combine(tables) if self._place == 0 or self._is_one_node else tables[0]
+            if self._is_one_node:
                 return [combined]
             found = [] if self._leaders is None else gather_unsized(ring_of(self._leaders, None, tag), combined)
-            counts = torch.tensor([table.num_rows for table in found] or [0] * self.num_nodes)
+            counts = torch.tensor([table.num_rows for table in found] or [0] * len(self._members))
             session.broadcast([counts])
             found = found or [own.like(count) for count in counts.tolist()]
             session.broadcast([message for table in found for message in table.messages()])
@@ -274,7 +282,7 @@ class LevelTransport:
         session.gather([[count.view(1)] for count in counts])
         numbers = counts.tolist()
         tables = [own if place == self._place else own.like(number) for place, number in enumerate(numbers)]
-        is_taker = self._place == 0 or self.num_nodes == 1
+        is_taker = self._place == 0 or self._is_one_node
         session.gather([table.messages() for table in tables], None if is_taker else ())
         return tables
 
@@ -287,6 +295,12 @@ class LevelTransport:
         problem = self._wire.loss(doing, () if place is None else [self._local[place]])
         if problem is not None:
             raise problem
+
+
+def _sum_for_all(session: Session, shards: Sequence[Tensor]) -> None:
+    """The sum over the workers of a node; each sums one shard."""
+    session.reduce_shards(shards)
+    session.gather([[shard] for shard in shards])
 
 
 class _Turns:

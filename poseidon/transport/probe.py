@@ -7,6 +7,9 @@
 host all workers do. The amount is at least 16 MB where the link allows; a first, small try decides, so that the probe
 takes less than two seconds. All workers get the same figures, to the bit: the median α, and the β of the slowest NIC,
 which is the pace of a ring.
+
+Memory that workers of a node share: the bits per second at which it is passed through when they sum a tensor of n bytes
+in it, (2 g + 1) · n for g workers as the plan counts; of the slowest node.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ MOST_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20
 OPEN_PIECES = 8
 NUM_PASSES = 2
+MEMORY_BYTES = 8 << 20
+NUM_MEMORY_PASSES = 4
 TARGET_S = 0.3
 LIMIT_S = 0.65
 
@@ -67,6 +72,23 @@ def probe(transport: Transport, hosts: Sequence[int] | None = None) -> LinkFacts
     # The better of two: what else these hosts do just now can only make a link look slower.
     seconds = min(max(_shared(transport, _pass_s(transport, ring, num_bytes))) for _ in range(NUM_PASSES))
     return LinkFacts(transport.size, num_hosts, latency_s, num_bytes * 8 / seconds, num_bytes)
+
+
+def probe_memory(transport: Transport) -> float | None:
+    """Of nodes whose workers share it, in bits per second; None if there are none. All workers call it together."""
+    levels = transport.levels
+    if levels is None:
+        return None
+    num_here = max(levels.node_workers)
+    tensor = torch.zeros(MEMORY_BYTES // 4)
+    seconds = []
+    for _ in range(NUM_MEMORY_PASSES):
+        _shared(transport, 0.0)  # all start together
+        started_s = time.perf_counter()
+        work = transport.engine.submit(PROBE_TAG, lambda: levels.sum_on_node(tensor, PROBE_TAG), "measuring memory")
+        work.wait()
+        seconds.append(max(_shared(transport, time.perf_counter() - started_s)))
+    return (2 * num_here + 1) * MEMORY_BYTES * 8 / min(seconds)
 
 
 def _amount(bytes_per_s: float) -> int:

@@ -6,7 +6,7 @@ import pytest
 
 from poseidon.plan import Cluster
 from poseidon.run.cards import Card
-from poseidon.run.welcome import Crew, batch_lines, cluster_line, links_line, plan_lines
+from poseidon.run.welcome import Crew, batch_lines, cluster_lines, links_line, plan_lines
 from tests.run.jobs import built, plan_for, solver_param
 from tests.solver.small import net_text
 
@@ -31,11 +31,11 @@ def crew(hosts: str, threads: list[int], *, asked: bool = False, nodes: list[int
     ],
 )
 def test_cluster(found, text):
-    assert cluster_line(found).startswith(f"cluster   {text}")
+    assert cluster_lines(found)[0].startswith(f"cluster   {text}")
 
 
 def test_many_hosts_are_counted():
-    assert " g (1), h (1) and 2 more;" in cluster_line(crew(" ".join("abcdefghij"), [1] * 10))
+    assert " g (1), h (1) and 2 more;" in cluster_lines(crew(" ".join("abcdefghij"), [1] * 10))[0]
 
 
 def test_links_and_plan(listing):
