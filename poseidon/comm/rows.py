@@ -2,7 +2,8 @@
 
 Each worker gathers (row numbers, rows) of all, in rank order, and adds them into one dense gradient: how many there are
 is known only at run time, so their numbers go first. Workers of one node have theirs added up there: a row that several
-of them have read leaves the node once.
+of them have read leaves the node once. For whoever can make use of it (`gives_rows`) the sum comes as a sparse tensor
+instead, each row once.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from poseidon.transport.collectives import Gathered, gather_tables
 
 class Rows(Exchange):
     """Member 0 is the table; row numbers travel as 32-bit integers."""
+
+    gives_rows = False
 
     def __init__(self, wiring: Wiring) -> None:
         super().__init__(wiring)
@@ -42,6 +45,11 @@ class Rows(Exchange):
     def reduced(self, send: Send, token: Gathered) -> list[Part]:
         token.work.wait()
         (table,) = self.members
+        if self.gives_rows:
+            total = _added_up(token.tables)
+            where = total.columns[0].long().view(1, -1)
+            shape = table.parameter.shape
+            return [Part(table, table.whole, torch.sparse_coo_tensor(where, total.columns[1], shape).coalesce())]
         grad = torch.zeros_like(table.value)
         for found in token.tables:
             numbers, rows = found.columns

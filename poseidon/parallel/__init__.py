@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from poseidon.parallel.overlap import overlap
+from poseidon.parallel.overlapping import overlap
 from poseidon.parallel.parallel import Parallel, wait
 
 __all__ = ["Parallel", "overlap", "wait"]

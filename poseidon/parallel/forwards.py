@@ -57,9 +57,9 @@ class Forward:
 
     is_on = True
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Linear | nn.Embedding) -> None:
         self.module = module
-        self.weight = module.weight
+        self.weight: nn.Parameter = module.weight
         self.num_rows = 0  # that backward will have read, since this was set to 0 last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodType:
@@ -83,7 +83,7 @@ class LinearForward(Forward):
     taps_bias = True
 
     def __call__(self, input: Tensor) -> Tensor:
-        module = self.module
+        module: Any = self.module
         weight, bias = module.weight, module.bias
         if not self.counts():
             return F.linear(input, weight, bias)

@@ -4,7 +4,7 @@ A round goes through these states:
 
     CLOSED      nothing is final yet
     OPEN        some gradients are final. They are exchanged as they come; `grad` is empty meanwhile
-    CLOSED      all were final, and backward is over: `grad` has the averages, or a stand-in (overlap.py)
+    CLOSED      all were final, and backward is over: `grad` has the averages, or a stand-in (overlapping.py)
 
 Whether a backward pass counts is decided by its forward pass, as in DistributedDataParallel: under `no_sync` gradients
 only add up in `grad`, and go out with those of the first pass that counts. Several passes may make up a round, if each
@@ -71,10 +71,10 @@ class Gradients:
         assert not self.arrived, "a round is open"
         self._traffic = traffic
         for forward in self.forwards.values():
-            exchange, _ = traffic.of.get(self._names[forward.weight], (None, None))
+            found = traffic.of.get(self._names[forward.weight])
+            exchange = None if found is None else found[0]
             if isinstance(forward, LinearForward):
-                is_tapped = isinstance(exchange, FreeFactors)
-                forward.tap = partial(self._tap, exchange) if is_tapped else None
+                forward.tap = partial(self._tap, exchange) if isinstance(exchange, FreeFactors) else None
                 bias = getattr(forward.module, "bias", None)
                 forward.taps_bias = exchange is not None and any(m.parameter is bias for m in exchange.members)
             elif isinstance(forward, EmbeddingForward):

@@ -111,22 +111,26 @@ class Replica:
         self.taker.refresh()
         self.measuring: Measuring | None = None
         self.reads: dict[str, list[str]] = {}
-        self._use(first_plan(self.structure, self.transport.size, self.options.wishes.wire))
+        self._open(first_plan(self.structure, self.transport.size, self.options.wishes.wire))
         self.measure()
 
     def _disconnect(self) -> None:
-        self.traffic.scheduler.drain()
-        self._wire_state |= self.traffic.state()
-        self.traffic.close()
+        self._end_traffic()
         self.gradients.close()
         for gate in self._gates:
             gate.remove()
 
     def _use(self, agreed: Agreed) -> None:
-        if hasattr(self, "traffic"):
-            self.traffic.scheduler.drain()
-            self._wire_state |= self.traffic.state()
-            self.traffic.close()
+        self._end_traffic()
+        self._open(agreed)
+
+    def _end_traffic(self) -> None:
+        self.traffic.scheduler.drain()
+        self._wire_state |= self.traffic.state()
+        self.traffic.close()
+
+    def _open(self, agreed: Agreed) -> None:
+        """Exchanges by this plan from now on."""
         self.plan = agreed.plan
         self.traffic = Traffic(agreed, self.structure, self.transport, self._sparse())
         self.traffic.restore(self._wire_state)

@@ -6,7 +6,7 @@ number (free_factors.py), and that every worker gets every averaged gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -49,7 +49,7 @@ class Traffic:
         # What waits for all gradients waits in the compute thread: the scheduler has nothing to hold back.
         self.scheduler = Scheduler(replace(self.plan, barrier=False), self.exchanges, self._apply)
 
-    def _apply(self, parts: list[Part], round_: Round) -> None:
+    def _apply(self, parts: Sequence[Part], round_: Round) -> None:
         round_.take(parts)
 
     def wait_for(self, name: str) -> None:

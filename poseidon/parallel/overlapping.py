@@ -117,7 +117,7 @@ class Overlapped(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._taker.step()
-        self.optimizer._opt_called = True  # what learning rate schedulers look for
+        vars(self.optimizer)["_opt_called"] = True  # what learning rate schedulers look for
         return loss
 
     def _step_whole(self, closure: Callable[[], Any] | None) -> Any:
