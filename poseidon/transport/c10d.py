@@ -32,6 +32,8 @@ from poseidon.transport.c10d_work import GroupWork, Note, PointWork, StreamWork
 from poseidon.transport.completion import finished
 from poseidon.transport.groups import GroupSpec
 from poseidon.transport.job import C10dOptions, Job
+from poseidon.transport.onesided.base import Endpoint
+from poseidon.transport.onesided.joining import OneSidedOptions, open_endpoint
 from poseidon.transport.tally import Tally
 from poseidon.transport.vitals import Vitals
 
@@ -123,6 +125,11 @@ class C10dTransport:
         self._num_subgroups[members] += 1
         name = f"{self._name}/{'-'.join(map(str, members))}:{self._num_subgroups[members]}"
         return C10dTransport(self._job, tuple(self._ranks[rank] for rank in members), name)
+
+    def one_sided(self) -> Endpoint:
+        """Notified puts among the same workers, on connections of their own; all call it together."""
+        options = self._job.options
+        return open_endpoint(self, OneSidedOptions(options.address, options.secret, health=options.health))
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         members = tuple(self._ranks[rank] for rank in ranks)

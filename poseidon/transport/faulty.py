@@ -21,6 +21,7 @@ from torch import Tensor
 
 from poseidon.errors import PeerLost, TransportError
 from poseidon.transport.base import Levels, Transport, Work
+from poseidon.transport.onesided.base import Endpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,9 @@ class FaultyTransport:
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         return self._inner.loss(doing, ranks)
+
+    def one_sided(self) -> Endpoint:
+        return self._inner.one_sided()
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

@@ -30,6 +30,8 @@ from poseidon.transport.barrier import barrier
 from poseidon.transport.base import Levels, Peer, Work, check_address, check_message, members_of, names_of, size_text
 from poseidon.transport.completion import Completion, finished
 from poseidon.transport.engine import Engine
+from poseidon.transport.onesided.base import Endpoint
+from poseidon.transport.onesided.inproc import Fabric, Tricks
 from poseidon.transport.tally import Tally
 
 T = TypeVar("T")
@@ -56,7 +58,7 @@ class _Channel:
 class Switch:
     """Where the workers meet. A space is a transport or one of its subgroups: their messages never mix."""
 
-    def __init__(self, peers: tuple[Peer, ...], limit_s: float) -> None:
+    def __init__(self, peers: tuple[Peer, ...], limit_s: float, tricks: Tricks | None = None) -> None:
         self.peers = peers
         self.limit_s = limit_s
         self._lock = threading.Lock()
@@ -64,6 +66,15 @@ class Switch:
         self._meetings: dict[object, dict[int, _Entry]] = defaultdict(dict)
         self._left: set[int] = set()
         self._loss: PeerLost | None = None
+        self._tricks = tricks
+        self._fabrics: dict[object, Fabric] = {}
+
+    def fabric(self, key: object, peers: tuple[Peer, ...]) -> Fabric:
+        """Where the one-sided endpoints of a space meet."""
+        with self._lock:
+            if key not in self._fabrics:
+                self._fabrics[key] = Fabric(peers, self._tricks)
+            return self._fabrics[key]
 
     def exchange(self, channel_key: object, entry: _Entry, *, is_send: bool) -> None:
         """Adds one side of a message; whoever completes the pair copies it."""
@@ -95,6 +106,8 @@ class Switch:
             if self._loss is None:
                 self._loss = PeerLost(f"{self.peers[rank]} gave up: {reason}", (rank,))
             self._fail_waiting(lambda entry: True)
+            for fabric in self._fabrics.values():
+                fabric.lose(rank, reason)
 
     def leave(self, rank: int) -> None:
         """`rank` has left in peace: only those who wait for it are told."""
@@ -202,6 +215,10 @@ class InprocTransport:
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         return self._switch.loss(Completion(doing, tuple(self._ranks[rank] for rank in ranks), 0.0))
 
+    def one_sided(self) -> Endpoint:
+        self._counts["one-sided"] += 1
+        return self._switch.fabric((self._space, self._counts["one-sided"]), self.peers).endpoints[self.rank]
+
     def abort(self, reason: str) -> None:
         self._switch.lose(self._ranks[self.rank], reason)
 
@@ -287,14 +304,18 @@ def run_workers(
     *,
     timeout_s: float = 60.0,
     hosts: Sequence[str] | None = None,
+    tricks: Tricks | None = None,
 ) -> list[T]:
     """What `function(transport)` returns on each of `size` workers, by rank. Never hangs.
 
     The first worker that raises is lost to the others, and its exception is raised here. Workers that have not finished
-    after `timeout_s` are named, with the line at which each is stuck. `hosts` names each worker's host.
+    after `timeout_s` are named, with the line at which each is stuck. `hosts` names each worker's host;
+    `tricks` are what the one-sided network plays.
     """
     names = [socket.gethostname()] * size if hosts is None else list(hosts)
-    switch = Switch(tuple(Peer(rank, names[rank], os.getpid()) for rank in range(size)), limit_s=timeout_s)
+    switch = Switch(
+        tuple(Peer(rank, names[rank], os.getpid()) for rank in range(size)), limit_s=timeout_s, tricks=tricks
+    )
     results: dict[int, T] = {}
     failures: list[tuple[int, BaseException]] = []
     ended: SimpleQueue[int] = SimpleQueue()

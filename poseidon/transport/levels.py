@@ -41,6 +41,7 @@ from poseidon.transport.collectives import (
 )
 from poseidon.transport.completion import finished
 from poseidon.transport.node import LOOK_S, Layout, Node, Session
+from poseidon.transport.onesided.base import Endpoint
 from poseidon.transport.shared_memory import Counter, Segment, fetch
 from poseidon.transport.tally import Tally
 
@@ -161,6 +162,9 @@ class LevelTransport:
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         return self._wire.loss(doing, ranks)
+
+    def one_sided(self) -> Endpoint:
+        return self._wire.one_sided()
 
     def abort(self, reason: str) -> None:
         self._wire.abort(reason)

@@ -1,0 +1,175 @@
+"""Joining: how the workers of a job get their one-sided connections, over a transport that they have already.
+
+Everybody listens on a TCP port and, for workers of its own host, on a Unix socket without a name in the file system,
+which is seen only inside the same network namespace: what is separated there stays separated. Cards with both addresses
+go around by the transport, and with them random bytes of everybody, which together with the job's secret give the key.
+Rank r then calls all ranks below it: by the Unix socket if the other names the same host and answers there, else by
+TCP. Both prove that they have the key (`handshake.py`). Workers of one host then hand each other their memory.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import selectors
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any
+
+import torch
+
+from poseidon.errors import TransportError, TransportTimeout
+from poseidon.transport.base import OWN_TAGS, Peer, Transport, names_of
+from poseidon.transport.collectives import all_gather
+from poseidon.transport.health import HealthOptions
+from poseidon.transport.onesided.endpoint import SocketEndpoint
+from poseidon.transport.onesided.handshake import answer, call
+from poseidon.transport.onesided.link import Link
+from poseidon.transport.onesided.segments import Segments
+
+CARD_TAG = OWN_TAGS + 4
+CARD_BYTES = 512
+HELLO_S = 5.0
+UNSENT_BYTES = 256 << 10  # what the kernel may hold before the wire takes it: urgent frames must not queue behind more
+
+
+@dataclass(frozen=True, slots=True)
+class OneSidedOptions:
+    """`address`: this host's, on the interface that carries the traffic. `secret`: the job's, if it has one.
+    `shares_memory`: false sends everything by TCP, also inside a host."""
+
+    address: str
+    secret: bytes = field(default=b"", repr=False)
+    shares_memory: bool = True
+    join_s: float = 120.0
+    health: HealthOptions = field(default_factory=HealthOptions)
+
+
+def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpoint:
+    """The one-sided end of a worker of `transport`; all workers call it together."""
+    segments = Segments(f"rank-{transport.rank}")
+    with ExitStack() as stack:
+        stack.callback(segments.close)
+        tcp = stack.enter_context(_tcp_listener(options.address, transport.size))
+        local_name = f"poseidon-{secrets.token_hex(16)}"
+        local = stack.enter_context(_local_listener(local_name, transport.size))
+        own = {
+            "host": transport.peers[transport.rank].host,
+            "address": options.address,
+            "port": tcp.getsockname()[1],
+            "local": local_name if options.shares_memory else "",
+            "salt": secrets.token_hex(16),
+        }
+        cards = _exchange_cards(transport, own)
+        secret = sha256(options.secret + "".join(card["salt"] for card in cards).encode()).digest()
+        party = _Party(transport.rank, transport.peers, secret, segments.fd, time.monotonic() + options.join_s)
+        links = [party.call(rank, cards[rank], own) for rank in range(transport.rank)]
+        links += party.answer_all([tcp, local])
+        stack.pop_all()
+    tcp.close()
+    local.close()
+    return SocketEndpoint(transport.rank, transport.peers, segments, links, options.health)
+
+
+def _exchange_cards(transport: Transport, own: dict[str, Any]) -> list[dict[str, Any]]:
+    blocks = [torch.zeros(CARD_BYTES, dtype=torch.uint8) for _ in range(transport.size)]
+    text = json.dumps(own).encode()
+    blocks[transport.rank][: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    all_gather(transport, blocks, tag=CARD_TAG).wait()
+    return [json.loads(block.numpy().tobytes().rstrip(b"\0")) for block in blocks]
+
+
+@dataclass(frozen=True, slots=True)
+class _Party:
+    """One worker while it makes its connections."""
+
+    rank: int
+    peers: tuple[Peer, ...]
+    secret: bytes
+    own_file: int
+    deadline_s: float
+
+    def call(self, to: int, card: dict[str, Any], own: dict[str, Any]) -> Link:
+        is_near = bool(card["local"] and own["local"]) and card["host"] == own["host"]
+        connection = self._call_local(card["local"]) if is_near else None
+        try:
+            if connection is None:
+                connection = socket.create_connection((card["address"], card["port"]), self._left_s())
+            connection.settimeout(self._left_s())
+            call(connection, self.rank, len(self.peers), to, self.secret)
+            return self._link(to, connection)
+        except OSError as error:
+            raise TransportError(
+                f"rank {self.rank} cannot reach {self.peers[to]} at {card['address']} port {card['port']}: {error}; "
+                "check the network interface and firewall between them",
+                (to,),
+            ) from error
+
+    def _call_local(self, name: str) -> socket.socket | None:
+        """None if that worker is on another host of the same name, or in another network namespace."""
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(f"\0{name}")
+        except OSError:
+            connection.close()
+            return None
+        return connection
+
+    def answer_all(self, listeners: list[socket.socket]) -> list[Link]:
+        links: dict[int, Link] = {}
+        num_expected = len(self.peers) - 1 - self.rank
+        with selectors.DefaultSelector() as selector:
+            for listener in listeners:
+                selector.register(listener, selectors.EVENT_READ)
+            while len(links) < num_expected:
+                ready = selector.select(self._left_s())
+                if not ready and time.monotonic() >= self.deadline_s:
+                    missing = tuple(rank for rank in range(self.rank + 1, len(self.peers)) if rank not in links)
+                    raise TransportTimeout(
+                        f"rank {self.rank} was not called by {names_of(self.peers, missing)}; check the network "
+                        "interface and firewall between them",
+                        missing,
+                    )
+                for key, _ in ready:
+                    assert isinstance(key.fileobj, socket.socket)
+                    link = self._answer(key.fileobj.accept()[0])
+                    if link is not None:
+                        links[link.rank] = link
+        return [links[rank] for rank in sorted(links)]
+
+    def _answer(self, connection: socket.socket) -> Link | None:
+        connection.settimeout(HELLO_S)
+        caller = answer(connection, self.rank, len(self.peers), self.secret)
+        if caller is None or caller < self.rank:
+            connection.close()
+            return None
+        return self._link(caller, connection)
+
+    def _link(self, rank: int, connection: socket.socket) -> Link:
+        if connection.family == socket.AF_UNIX:
+            socket.send_fds(connection, [b"\1"], [self.own_file])
+            _, files, _, _ = socket.recv_fds(connection, 1, 1)
+            if len(files) != 1:
+                raise ConnectionError("no memory was handed over")
+            return Link(rank, connection, files[0])
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+        return Link(rank, connection, None)
+
+    def _left_s(self) -> float:
+        return max(0.001, self.deadline_s - time.monotonic())
+
+
+def _tcp_listener(address: str, backlog: int) -> socket.socket:
+    family = socket.getaddrinfo(address, None)[0][0]
+    return socket.create_server((address, 0), family=family, backlog=backlog)
+
+
+def _local_listener(name: str, backlog: int) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(f"\0{name}")
+    listener.listen(backlog)
+    return listener

@@ -1,0 +1,251 @@
+"""Link: one connection to another worker: frames on their way out, frames coming in.
+
+Out: frames wait in the order (queue, time given). A small one is handed to the kernel at once by the thread that gives
+it, if nothing waits before it; the rest leaves when the connection has room. A frame that has begun is finished first.
+
+In: headers and whatever comes with them are read into a small buffer; the rest of a long payload is read straight into
+the memory it is for. What a frame is for, `Inbox` decides.
+
+With a window into the peer's memory (`peer_file`), puts and reads are copies, made by the thread that asks for them,
+and only notifications travel. The copy is there before the notification: system calls lie between them.
+
+Two threads may use a link at the same time, one sending and one receiving; each direction has a lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+import socket
+import threading
+import time
+from itertools import count
+from typing import Protocol
+
+from poseidon.errors import TransportError
+from poseidon.transport.onesided.frames import HEADER, HEADER_BYTES, MAX_FRAME_BYTES, PUT
+from poseidon.transport.onesided.segments import Segment, mapped
+
+AT_ONCE_BYTES = 64 << 10
+JOIN_BYTES = 4 << 10  # header and payload in one piece of memory: cheaper than two pieces
+STAGE_BYTES = 64 << 10
+_NOTHING = memoryview(b"")
+TURN_BYTES = 4 << 20  # a link reads or writes so much before others get their turn
+
+
+class Ledger(Protocol):
+    """Keeps count of payloads that wait to leave their memory, by queue."""
+
+    def begin(self, queue: int) -> None: ...
+
+    def end(self, queue: int) -> None: ...
+
+
+class Inbox(Protocol):
+    """Where incoming frames go."""
+
+    def room(self, link: Link, frame: tuple[int, ...]) -> memoryview:
+        """Memory for a frame's payload: the header's fields say what it is. Raises for what must not come."""
+
+    def arrived(self, link: Link, frame: tuple[int, ...], payload: memoryview) -> None:
+        """A frame is complete."""
+
+
+class _Frame:
+    """On its way out: what of it is still here."""
+
+    __slots__ = ("has_payload", "parts", "queue")
+
+    def __init__(self, head: bytes, payload: memoryview | None, queue: int) -> None:
+        self.parts: list[bytes | memoryview] = [head] if payload is None else [head, payload]
+        self.has_payload = payload is not None
+        self.queue = queue
+
+    def begin(self, num_bytes: int) -> bool:
+        """So many bytes have left; true if that was all."""
+        parts = self.parts
+        while parts and num_bytes >= len(parts[0]):
+            num_bytes -= len(parts.pop(0))
+        if parts and num_bytes:
+            parts[0] = memoryview(parts[0])[num_bytes:]
+        return not parts
+
+
+class Link:
+    """`peer_file`: the peer's memory, if it runs on this host; None if bytes have to travel."""
+
+    def __init__(self, rank: int, connection: socket.socket, peer_file: int | None) -> None:
+        self.rank, self.socket, self.peer_file = rank, connection, peer_file
+        self.fd = connection.fileno()
+        self.ledger: Ledger | None = None
+        self.heard_s = self.said_s = time.monotonic()
+        self.has_left = False
+        self.is_closed = False
+        self.sizes: dict[int, int] = {}
+        self.windows: dict[int, Segment] = {}
+        self._numbers = count()
+        self._waiting: list[tuple[int, int, _Frame]] = []
+        self._begun: _Frame | None = None
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._stage_view = memoryview(bytearray(STAGE_BYTES))
+        self._last = 0  # so much of the stage is still to be looked at
+        self._frame: tuple[int, ...] = ()
+        self._payload = _NOTHING
+        self._rest: memoryview | None = None  # of the payload under way
+
+    @property
+    def kind(self) -> str:
+        return "tcp" if self.peer_file is None else "shared memory"
+
+    @property
+    def has_waiting(self) -> bool:
+        return self._begun is not None or bool(self._waiting)
+
+    def learn(self, segment: int, start: int, num_bytes: int) -> None:
+        """The peer has a segment, which begins at `start` of its file."""
+        self.sizes[segment] = num_bytes
+        if self.peer_file is not None:
+            self.windows[segment] = mapped(self.peer_file, start, num_bytes)
+
+    # -- out --------------------------------------------------------------------------------------------------------
+    def give(self, head: bytes, payload: memoryview | None, queue: int) -> bool:
+        """Takes a frame; false if something has to wait for room, so that `flush` must be called when there is."""
+        with self._send_lock:
+            if self.is_closed:
+                return True
+            is_small = payload is None or len(payload) <= AT_ONCE_BYTES
+            if is_small and self._begun is None and not self._waiting:
+                return self._push_at_once(head, payload, queue)
+            heapq.heappush(self._waiting, (queue, next(self._numbers), self._waiting_frame(head, payload, queue)))
+            return False
+
+    def flush(self) -> bool:
+        """Sends what there is room for; false if there is more."""
+        left = TURN_BYTES
+        with self._send_lock:
+            while left > 0:
+                if self._begun is None:
+                    if not self._waiting:
+                        return True
+                    self._begun = heapq.heappop(self._waiting)[2]
+                left -= sum(map(len, self._begun.parts))
+                if not self._push_begun():
+                    return False
+            return not self._waiting
+
+    def _waiting_frame(self, head: bytes, payload: memoryview | None, queue: int) -> _Frame:
+        if payload is not None and self.ledger is not None:
+            self.ledger.begin(queue)
+        return _Frame(head, payload, queue)
+
+    def _push_at_once(self, head: bytes, payload: memoryview | None, queue: int) -> bool:
+        """A small frame before which none waits."""
+        try:
+            if payload is None:
+                length = len(head)
+                num_bytes = self.socket.send(head)
+            elif len(payload) <= JOIN_BYTES:
+                length = len(head) + len(payload)
+                num_bytes = self.socket.send(head + payload)
+            else:
+                length = len(head) + len(payload)
+                num_bytes = self.socket.sendmsg((head, payload))
+        except BlockingIOError:
+            num_bytes = 0
+        if num_bytes == length:
+            return True
+        self._begun = self._waiting_frame(head, payload, queue)
+        self._begun.begin(num_bytes)
+        return False
+
+    def _push_begun(self) -> bool:
+        """Hands the frame that has begun to the kernel; false if it does not take all."""
+        frame = self._begun
+        assert frame is not None
+        while True:
+            try:
+                num_bytes = self.socket.sendmsg(frame.parts)
+            except BlockingIOError:
+                return False
+            if frame.begin(num_bytes):
+                self._begun = None
+                self.said_s = time.monotonic()
+                if frame.has_payload and self.ledger is not None:
+                    self.ledger.end(frame.queue)
+                return True
+
+    # -- in ---------------------------------------------------------------------------------------------------------
+    def receive(self, inbox: Inbox) -> bool:
+        """Reads what has come, within a turn; false at the end of the connection."""
+        with self._receive_lock:
+            if self.is_closed:
+                return True
+            left = TURN_BYTES
+            while left > 0:
+                into = self._rest if self._rest is not None else self._stage_view[self._last :]
+                try:
+                    num_bytes = self.socket.recv_into(into)
+                except BlockingIOError:
+                    break
+                if num_bytes == 0:
+                    return False
+                is_drained = num_bytes < len(into)
+                if self._rest is None:
+                    self._last += num_bytes
+                    self._look(inbox)
+                elif is_drained:
+                    self._rest = into[num_bytes:]
+                else:
+                    self._rest = None
+                    inbox.arrived(self, self._frame, self._payload)
+                if is_drained:
+                    break
+                left -= num_bytes
+            self.heard_s = time.monotonic()
+            return True
+
+    def _look(self, inbox: Inbox) -> None:
+        """Goes through what is on the stage, frame by frame."""
+        stage, first, last = self._stage_view, 0, self._last
+        while last - first >= HEADER_BYTES:
+            frame = HEADER.unpack_from(stage, first)
+            first += HEADER_BYTES
+            length = frame[3]
+            if length == 0:
+                inbox.arrived(self, frame, _NOTHING)
+                continue
+            payload = inbox.room(self, frame)
+            here = min(length, last - first)
+            payload[:here] = stage[first : first + here]
+            first += here
+            if here < length:
+                self._frame, self._payload, self._rest = frame, payload, payload[here:]
+                break
+            inbox.arrived(self, frame, payload)
+        left = last - first
+        if left:
+            stage[:left] = bytes(stage[first:last])
+        self._last = left
+
+    def close(self) -> None:
+        with self._send_lock, self._receive_lock:
+            self.is_closed = True
+            self._waiting.clear()
+            self._begun = None
+            self.socket.close()
+
+
+def put_frames(
+    view: memoryview, segment: int, offset: int, id: int, value: int, kind: int = PUT
+) -> list[tuple[bytes, memoryview]]:
+    """A put, or the answer to a read, as frames; `value` goes with the last."""
+    frames = []
+    for first in range(0, len(view), MAX_FRAME_BYTES):
+        part = view[first : first + MAX_FRAME_BYTES]
+        is_last = first + len(part) == len(view)
+        frames.append((HEADER.pack(kind, segment, offset + first, len(part), id, value if is_last else 0), part))
+    return frames
+
+
+def unexpected(rank: int, what: str) -> TransportError:
+    return TransportError(f"rank {rank} sent {what}: are all workers of the job the same version?", (rank,))

@@ -1,0 +1,178 @@
+"""Reactor: one thread that serves all links, so that puts move while the worker computes; and watches the peers.
+
+A thread that waits for something serves the links itself, instead of sleeping until another one has (`poll`, see
+board.py); the reactor's own thread stands by meanwhile. It takes over TICK_S after the other has gone back to its work:
+to wake it each time would cost more than the work. Each event goes to one thread (EPOLLONESHOT). Nobody spins.
+
+    connection ends without BYE     that worker died               noticed at once
+    silence for `limit_s`           it hangs, or is cut off        noticed after limit_s (+ interval_s)
+    LOST                            it gives up, and says why or because of whom
+
+Signs of life go out where nothing else has for `interval_s`. A process that was itself asleep for a while does not
+blame the others.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from poseidon.transport.health import HealthOptions
+from poseidon.transport.onesided.frames import BEAT, header
+from poseidon.transport.onesided.link import Inbox, Link
+
+TICK_S = 0.001
+_IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+_READABLE = ~select.EPOLLOUT
+_IN_OUT = _IN | select.EPOLLOUT
+
+Lose = Callable[[int, str], None]
+
+
+class Reactor:
+    """`lose(rank, reason)` is told of lost peers."""
+
+    def __init__(self, inbox: Inbox, lose: Lose, options: HealthOptions) -> None:
+        self._inbox, self._lose, self._options = inbox, lose, options
+        self._links: dict[int, Link] = {}
+        self._epoll = select.epoll()
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Edges: every ring wakes one thread once, and nobody has to silence the bell.
+        self._epoll.register(self._bell, select.EPOLLIN | select.EPOLLET)
+        self.sleeps = False
+        self._has_poller = False
+        self._num_polls = 0
+        self._rests = False  # the reactor's thread has nothing to do as long as a poller stays
+        self._back_to_work = threading.Event()
+        self._is_closing = False
+        self._closing_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def start(self, links: Sequence[Link], name: str) -> None:
+        for link in links:
+            link.socket.setblocking(False)
+            self._links[link.fd] = link
+            self._epoll.register(link.fd, _IN)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    def arm(self, link: Link) -> None:
+        """A link has something to send, as soon as there is room."""
+        with self._closing_lock:
+            if not self._is_closing and not link.is_closed:
+                self._epoll.modify(link.fd, _IN_OUT)
+
+    def ring(self) -> None:
+        """Lets a thread inside `poll` look again at what it waits for."""
+        with self._closing_lock:
+            if not self._is_closing:
+                os.eventfd_write(self._bell, 1)
+
+    def poll(self, timeout_s: float) -> None:
+        """Serves links for one round of events, on a thread that waits."""
+        self._has_poller = True
+        self._num_polls += 1
+        try:
+            events = self._epoll.poll(timeout_s)
+        except (ValueError, OSError):  # closed meanwhile: whoever waits is told by the board
+            events = []
+        self.sleeps = False
+        self._serve_events(events)
+
+    def end_poll(self) -> None:
+        """The thread that waited goes back to its work."""
+        self._has_poller = False
+        if self._rests:
+            self._back_to_work.set()
+
+    def _serve_events(self, events: list[tuple[int, int]]) -> bool:
+        """True if somebody has rung."""
+        has_rung = False
+        for fd, mask in events:
+            link = self._links.get(fd)
+            if link is None:
+                has_rung = True
+            else:
+                self._serve_link(link, mask)
+        return has_rung
+
+    def close(self) -> None:
+        with self._closing_lock:
+            self._is_closing = True
+            os.eventfd_write(self._bell, 1)
+        self._back_to_work.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._closing_lock:
+            self._epoll.close()
+            os.close(self._bell)
+
+    def _serve_link(self, link: Link, mask: int) -> None:
+        try:
+            if mask & _READABLE and not link.receive(self._inbox):
+                self._lose_link(link, "is lost: the process ended, its connection closed")
+                return
+            if mask & select.EPOLLOUT:
+                link.flush()
+        except OSError as error:
+            self._lose_link(link, f"is lost: its connection broke ({error.strerror or error})")
+            return
+        except Exception as error:  # a frame that must not come: the connection is good for nothing any more
+            self._lose_link(link, f"is lost: {error}")
+            return
+        if not link.is_closed:
+            with self._closing_lock:
+                if not self._is_closing:
+                    self._epoll.modify(link.fd, _IN_OUT if link.has_waiting else _IN)
+
+    def _lose_link(self, link: Link, reason: str) -> None:
+        if not link.has_left and not self._is_closing:
+            self._lose(link.rank, reason)
+
+    def _serve(self) -> None:
+        interval_s = self._options.interval_s
+        looked_s = time.monotonic()
+        while not self._is_closing:
+            if self._has_poller:
+                self._stand_by(interval_s / 2)
+            elif self._serve_events(self._epoll.poll(interval_s / 2)) and self.sleeps:
+                self.ring()  # that was for the one that waits
+            now_s = time.monotonic()
+            if now_s - looked_s >= interval_s / 2:
+                self._watch(now_s, now_s - looked_s > 2 * interval_s)
+                looked_s = now_s
+
+    def _stand_by(self, longest_s: float) -> None:
+        """Another thread serves the links; one that stays in a single wait says when it leaves."""
+        num_polls = self._num_polls
+        time.sleep(TICK_S)
+        if self._has_poller and num_polls == self._num_polls and not self._is_closing:
+            self._back_to_work.clear()
+            self._rests = True
+            if self._has_poller:
+                self._back_to_work.wait(longest_s)
+            self._rests = False
+
+    def _watch(self, now_s: float, was_asleep: bool) -> None:
+        for link in self._links.values():
+            if link.has_left or link.is_closed:
+                continue
+            if was_asleep:
+                link.heard_s = now_s
+            if now_s - link.said_s >= self._options.interval_s and not link.has_waiting:
+                self.say(link, header(BEAT))
+            silent_s = now_s - link.heard_s
+            if silent_s > self._options.limit_s:
+                silence = f"no sign of life for {silent_s:.1f} s"
+                self._lose_link(link, f"is lost: {silence}, so it hangs, or its host or network is down")
+
+    def say(self, link: Link, head: bytes, payload: memoryview | None = None, queue: int = 0) -> None:
+        """Sends a frame of our own; a connection that is broken shows when it is read."""
+        try:
+            if not link.give(head, payload, queue):
+                self.arm(link)
+        except OSError:
+            link.said_s = time.monotonic()

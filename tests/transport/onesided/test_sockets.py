@@ -1,0 +1,182 @@
+"""Endpoints on sockets: strangers, broken connections, silence, segments that are not there, urgent frames."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+import torch
+
+from poseidon.errors import PeerLost, TransportError
+from poseidon.transport.base import Peer
+from poseidon.transport.onesided import Note, Spot
+from poseidon.transport.onesided.endpoint import SocketEndpoint
+from poseidon.transport.onesided.frames import BEAT, HEADER, PUT, READ, SEGMENT, header
+from poseidon.transport.onesided.handshake import answer, call
+from poseidon.transport.onesided.link import Link
+from poseidon.transport.onesided.segments import Segments
+from tests.transport.jobs import joined
+from tests.transport.onesided.ends import QUICK, on_each
+from tests.worker_process import Seat
+
+pytestmark = pytest.mark.xdist_group("workers")
+
+PEERS = (Peer(0, "here", 1), Peer(1, "there", 2))
+
+
+@pytest.fixture
+def half():
+    """An endpoint whose only peer is a bare socket in the hands of the test."""
+    own, other = socket.socketpair()
+    end = SocketEndpoint(0, PEERS, Segments("test"), [Link(1, own, None)], QUICK)
+    yield end, other
+    other.close()
+    end.close()
+
+
+def shake(secret_of_caller: bytes, secret: bytes, *, to: int = 0, hello: bytes = b"") -> tuple[object, object]:
+    one, other = socket.socketpair()
+    for end in (one, other):
+        end.settimeout(5.0)
+    outcome: list[object] = []
+
+    def run() -> None:
+        with other:
+            outcome.append(answer(other, 0, 4, secret))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    problem: object = None
+    with one:
+        try:
+            if hello:
+                one.sendall(hello)
+            else:
+                call(one, 2, 4, to, secret_of_caller)
+        except (TransportError, OSError) as error:
+            problem = error
+        one.shutdown(socket.SHUT_WR) if hello else None
+        thread.join()
+    return problem, outcome[0]
+
+
+def test_workers_that_share_a_secret_meet():
+    assert shake(b"sesame", b"sesame") == (None, 2)
+
+
+def test_strangers_are_hung_up_on():
+    problem, caller = shake(b"other", b"sesame")
+    assert caller is None
+    assert "no worker of this job" in str(problem)
+    assert shake(b"sesame", b"sesame", hello=b"GET / HTTP/1.1\r\n\r\n" + b"x" * 100)[1] is None
+    assert shake(b"sesame", b"sesame", hello=b"\0")[1] is None
+
+
+def test_a_caller_notices_that_somebody_else_answers():
+    problem, _ = shake(b"sesame", b"sesame", to=3)
+    assert "called rank 3, but what answered is no worker of this job" in str(problem)
+
+
+def test_a_dead_peer_is_an_exception_at_once(half):
+    end, other = half
+    other.close()
+    with pytest.raises(PeerLost, match=r"rank 1 \(host there, pid 2\) is lost: the process ended") as caught:
+        end.waitsome([1], 20.0)
+    assert caught.value.ranks == (1,)
+    assert end.health() == (True, False)
+
+
+def test_a_silent_peer_is_lost_after_a_while(half):
+    end, _ = half
+    with pytest.raises(PeerLost, match=r"rank 1 .*no sign of life for 1\.\d s"):
+        end.waitsome([1], 20.0)
+
+
+def test_signs_of_life_go_out(half):
+    end, other = half
+    other.settimeout(10.0)
+    seen = b""
+    while len(seen) < 2 * HEADER.size:
+        seen += other.recv(4096)
+        other.sendall(header(BEAT))
+    assert HEADER.unpack_from(seen)[0] == BEAT
+    assert end.health() == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("frame", "text"),
+    [
+        (header(PUT, segment=0, offset=6, length=4, id=1, value=1), "4 bytes for 6 of segment 0"),
+        (header(PUT, segment=0, offset=2**64 - 1, length=4), "of segment 0"),
+        (header(PUT, segment=5, length=4), "4 bytes for 0 of segment 5"),
+        (header(PUT, segment=0, length=2**32 - 1), "a frame of kind 1 with 4294967295 bytes"),
+        (header(READ, segment=0, value=9), "a read of 9 bytes at 0 of segment 0"),
+        (header(3, id=77, length=4), "an answer to a read that nobody asked for"),
+        (header(99), "a frame of kind 99"),
+        (header(99, length=8), "a frame of kind 99 with 8 bytes"),
+        (header(6, length=2**20), "a frame of kind 6"),
+    ],
+)
+def test_what_must_not_come_ends_the_connection(half, frame, text):
+    end, other = half
+    memory = end.allocate(0, 8)
+    other.sendall(frame + b"\xff" * 8)
+    with pytest.raises(PeerLost, match=r"rank 1 .*is lost: rank 1 sent ") as caught:
+        end.waitsome([1], 20.0)
+    assert text in str(caught.value)
+    assert memory.sum() == 0
+
+
+def test_urgent_puts_pass_between_the_frames_of_long_ones(half):
+    end, other = half
+    other.sendall(header(SEGMENT, segment=0, value=12 << 20) + header(SEGMENT, segment=1, value=1))
+    long, short = torch.ones(12 << 20, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+    end.write_notify(long, Spot(1, 0), Note(1, 1), queue=5)
+    end.write_notify(short, Spot(1, 1), Note(2, 1), queue=0)
+    order: list[int] = []
+    other.settimeout(10.0)
+    stream = other.makefile("rb")
+    while sum(id > 0 for id in order) < 2:
+        kind, _, _, length, id, value = HEADER.unpack(stream.read(HEADER.size))
+        stream.read(length)
+        if kind == PUT:
+            order.append(id if value else 0)
+    assert order.index(2) < 6  # of 13 frames; some were on their way already
+    assert order[-1] == 1
+    end.wait(5, 10.0)
+    stream.close()
+
+
+def test_a_killed_process_is_an_exception_in_the_others(worker_pool):
+    outcomes = worker_pool.run(lose_one, 3, lost=(1,))
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is None, outcome.trace
+        assert outcome.value["ranks"] == [1]
+        assert "rank 1 (" in outcome.value["text"]
+
+
+def lose_one(seat: Seat) -> dict[str, object]:
+    with joined(seat) as transport:
+        end = transport.one_sided()
+        transport.barrier(10.0)
+        if seat.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            end.waitsome([0], 30.0)
+        except PeerLost as problem:
+            return {"text": str(problem), "ranks": list(problem.ranks)}
+        finally:
+            end.close()
+    raise AssertionError("nothing was raised")
+
+
+def test_links_tell_what_carries_them():
+    def act(end, transport):
+        transport.barrier(10)
+        return end.links
+
+    assert on_each("tcp", 2, act) == [("self", "tcp"), ("tcp", "self")]
+    assert on_each("shared memory", 2, act)[0] == ("self", "shared memory")
