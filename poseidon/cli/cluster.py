@@ -89,16 +89,17 @@ def job_files(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> li
             messages.append(read_net(path).net)
         except SpecError:
             continue  # told by whoever builds the net, with all that is to be said
-    sources = [path for message in messages for path in _paths(message)]
+    sources = [path for message in messages for path in paths_in(message)]
     return [path for path in dict.fromkeys((*named, *sources)) if os.path.exists(path)]
 
 
-def _paths(message: Message) -> Iterator[str]:
+def paths_in(message: Message) -> Iterator[str]:
     """Values of the fields that name files, wherever in a message they are."""
     for field, value in message.ListFields():
-        entries: list[Any] = list(value) if field.label == field.LABEL_REPEATED else [value]
+        is_single = isinstance(value, Message | str | bytes) or not hasattr(value, "__iter__")
+        entries: list[Any] = [value] if is_single else list(value)
         for entry in entries:
             if isinstance(entry, Message):
-                yield from _paths(entry)
+                yield from paths_in(entry)
             elif field.name in _PATH_FIELDS and isinstance(entry, str):
                 yield entry
