@@ -14,5 +14,10 @@ settings.register_profile("repeatable", deadline=None, derandomize=True)
 settings.load_profile("repeatable")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What is not run without it is not there to be skipped."""
+    parser.addoption("--full", action="store_true", help="all faults, 20 seeds each, over all schemes: takes hours")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "xdist_group(name): tests that share a pool of processes stay on one worker")
