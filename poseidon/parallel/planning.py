@@ -11,6 +11,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -45,6 +46,8 @@ from poseidon.transport.probe import probe
 SCHEMES = (Scheme.LOCAL, Scheme.RING, Scheme.FACTORS, Scheme.ROWS)
 _FIRST_FUSE_BYTES = 8_000_000.0
 
+Able = Callable[[Described, Scheme], bool]
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -54,27 +57,36 @@ class Wishes:
     wire: str = "fp32"
     bandwidth: str | None = None
 
-    def overrides(self, structure: Structure) -> tuple[Override, ...]:
+    def overrides(self, structure: Structure, able: Able | None = None) -> tuple[Override, ...]:
         """By parameter. A pattern stands for those of the parameters it matches that can travel so."""
-        found = [Override(name, Scheme.ROWS) for name, param in structure.params.items() if param.sparse]
+        able = able or _can
+        found = [Override(name, Scheme.ROWS) for name, param in structure.params.items() if _must_be_rows(param)]
         for pattern, text in self.schemes:
             scheme = parse_scheme(text)
             if scheme not in SCHEMES[1:]:
                 ways = ", ".join(way.value for way in SCHEMES[1:])
                 raise UsageError(f"schemes[{pattern!r}] is one of {ways} in Parallel, got {text!r}")
             matched = [p for p in structure.params.values() if p.parameter.requires_grad and _matches(p.name, pattern)]
-            able = [param.name for param in matched if _can(param, scheme)]
             if not matched:
                 known = ", ".join(list(structure.params)[:8])
                 raise UsageError(f"schemes: no parameter that learns matches {pattern!r}; there are {known}, …")
-            if not able:
+            chosen = [Override(param.name, scheme) for param in matched if able(param, scheme)]
+            if not chosen:
                 why = next((f": {param.why_dense}" for param in matched if param.why_dense), "")
                 raise UsageError(f"schemes: nothing that matches {pattern!r} can travel by {scheme.value}{why}")
-            found += [Override(name, scheme) for name in able]
+            found += chosen
         return tuple(found)
 
-    def request(self, structure: Structure) -> PlanRequest:
-        return PlanRequest(wire=self.wire, overrides=self.overrides(structure), among=SCHEMES)
+    def request(self, structure: Structure, profile: NetProfile) -> PlanRequest:
+        """For a model that was measured: what it does may be less than it seemed able to."""
+        known = {param.name: param for param in profile.params}
+
+        def able(found: Described, scheme: Scheme) -> bool:
+            param = known[found.name]
+            has = {Scheme.FACTORS: param.factors is not None, Scheme.ROWS: param.rows is not None}
+            return _can(found, scheme) and has.get(scheme, True)
+
+        return PlanRequest(wire=self.wire, overrides=self.overrides(structure, able), among=SCHEMES)
 
 
 def first_plan(structure: Structure, num_workers: int, wire: str) -> Agreed:
@@ -117,7 +129,7 @@ def plan_together(
     (mean,) = table.mean([torch.tensor(measuring.seconds(), dtype=torch.float64)])
     profile = profile_of(structure, measuring, mean.tolist(), rows_of, needs_all_gradients=needs_all_gradients)
     cluster = _cluster(profile, structure, transport, table, wishes)
-    made = attempt(table, lambda: make_plan(profile, cluster, wishes.request(structure)), by=0)
+    made = attempt(table, lambda: make_plan(profile, cluster, wishes.request(structure, profile)), by=0)
     own = "" if made is None else json.dumps({"plan": made.to_json(), "num_rows": _num_rows(profile)})
     told = json.loads(table.gather_texts(own)[0])  # ranks may have seen different branches: rank 0's view counts
     return Agreed(CommPlan.from_json(told["plan"]), told["num_rows"])
@@ -151,6 +163,10 @@ def _cluster(
 
 def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
+
+
+def _must_be_rows(found: Described) -> bool:
+    return found.sparse and found.parameter.requires_grad
 
 
 def _can(found: Described, scheme: Scheme) -> bool:
