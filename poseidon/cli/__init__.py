@@ -55,6 +55,7 @@ POSEIDON = Program(
         **TOOL_VERBS,
         "data": ("data", "make a data set's LMDBs: mnist, fashion-mnist, cifar10, digits"),
         "plan": ("plan", "show how training on a cluster would communicate, and how long it would take"),
+        "inspect": ("inspect", "tell what is in a file: net, weights, state, mean, database, HDF5, safetensors, ONNX"),
     },
 )
 CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)

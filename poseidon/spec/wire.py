@@ -58,6 +58,19 @@ def _decode_varint(data: bytes, offset: int, end: int) -> tuple[int, int]:
     raise WireError(f"damaged at byte {offset}: a number of more than {_MAX_VARINT_BYTES} bytes")
 
 
+def varint_of(data: bytes, field: WireField) -> int:
+    """The value of a VARINT field."""
+    return _decode_varint(data, field.start, field.end)[0]
+
+
+def packed_varints(data: bytes, field: WireField) -> Iterator[int]:
+    """The values of a BYTES field that holds one varint after the other."""
+    offset = field.start
+    while offset < field.end:
+        value, offset = _decode_varint(data, offset, field.end)
+        yield value
+
+
 def wire_fields(data: bytes, start: int, end: int) -> Iterator[WireField]:
     """The fields of the message in `data[start:end]`; raises WireError at the first that is no field."""
     offset = start

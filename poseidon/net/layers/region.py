@@ -51,18 +51,11 @@ class Region(Layer):
         coords = options.coords
         if options.HasField("num"):
             boxes = x.unflatten(1, (options.num, -1))
-            parts = (
-                boxes[:, :, :2].sigmoid(),
-                boxes[:, :, 2:coords],
-                boxes[:, :, coords : coords + 1].sigmoid(),
-                boxes[:, :, coords + 1 :].softmax(2),
-            )
-            return torch.cat(parts, 2).flatten(1, 2)
+            centre, rest = boxes[:, :, :2].sigmoid(), boxes[:, :, 2:coords]
+            objectness, classes = boxes[:, :, coords : coords + 1].sigmoid(), boxes[:, :, coords + 1 :].softmax(2)
+            return torch.cat((centre, rest, objectness, classes), 2).flatten(1, 2)
         boxes = x.permute(0, 2, 3, 1).unflatten(3, (options.boxes_of_each_grid, -1))
-        classes = boxes[..., coords + 1 :]
-        parts = (
-            boxes[..., :coords],
-            boxes[..., coords : coords + 1].sigmoid(),
-            classes.softmax(-1) if options.softmax else classes,
-        )
-        return torch.cat(parts, -1).reshape(x.shape)
+        objectness, classes = boxes[..., coords : coords + 1].sigmoid(), boxes[..., coords + 1 :]
+        if options.softmax:
+            classes = classes.softmax(-1)
+        return torch.cat((boxes[..., :coords], objectness, classes), -1).reshape(x.shape)
