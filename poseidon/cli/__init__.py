@@ -40,6 +40,7 @@ CAFFE_VERBS = {
 TOOL_VERBS = {
     "convert-imageset": ("convert_imageset", "make an LMDB or LevelDB from images and a list of their labels"),
     "compute-image-mean": ("compute_image_mean", "compute the mean image of an LMDB or LevelDB"),
+    "extract-features": ("extract_features", "write blobs of a net, record by record, to an LMDB or LevelDB"),
     "partition-data": ("partition_data", "deal an LMDB or LevelDB into one for each worker"),
     "upgrade-net": ("upgrade_net", "write a net of an old format, text or weights, in the current one"),
     "upgrade-solver": ("upgrade_solver", "write a solver of an old format in the current one"),

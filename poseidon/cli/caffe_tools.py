@@ -11,6 +11,7 @@ from poseidon.cli import TOOL_VERBS, Program, run
 TOOLS = {
     "convert_imageset": "convert-imageset",
     "compute_image_mean": "compute-image-mean",
+    "extract_features": "extract-features",
     "partition_data": "partition-data",
     "upgrade_net_proto_text": "upgrade-net",
     "upgrade_net_proto_binary": "upgrade-net",
@@ -34,6 +35,7 @@ def _main_of(name: str) -> Callable[[], int]:
 
 convert_imageset = _main_of("convert_imageset")
 compute_image_mean = _main_of("compute_image_mean")
+extract_features = _main_of("extract_features")
 partition_data = _main_of("partition_data")
 upgrade_net_proto_text = _main_of("upgrade_net_proto_text")
 upgrade_net_proto_binary = _main_of("upgrade_net_proto_binary")

@@ -26,6 +26,7 @@ _IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"BM", b"GIF8", b"RIFF")
 # Tags of the fields Caffe writes in front of `data` (channels, height, width: varints), and of `data` itself.
 _TAGS_IN_FRONT = (0x08, 0x10, 0x18)
 _TAG_OF_DATA = 0x22
+_TAG_OF_FLOAT = 0x35
 _ONE_FLOAT = np.dtype([("tag", "u1"), ("value", "<f4")])
 
 
@@ -98,6 +99,15 @@ def _array(datum: caffe_pb2.Datum, data: Buffer, where: str) -> np.ndarray:
     floats = caffe_pb2.Datum()
     floats.float_data.MergeFrom(datum.float_data)
     return np.frombuffer(floats.SerializeToString(), _ONE_FLOAT)["value"].reshape(shape)
+
+
+def float_datum(values: np.ndarray) -> bytes:
+    """A serialised Datum of floats, channels × height × width; not encoded, without a label."""
+    channels, height, width = values.shape
+    floats = np.empty(values.size, _ONE_FLOAT)
+    floats["tag"] = _TAG_OF_FLOAT
+    floats["value"] = values.ravel()
+    return caffe_pb2.Datum(channels=channels, height=height, width=width).SerializeToString() + floats.tobytes()
 
 
 def _text(shape: tuple[int, ...]) -> str:
