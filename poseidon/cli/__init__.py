@@ -44,6 +44,7 @@ TOOL_VERBS = {
     "partition-data": ("partition_data", "deal an LMDB or LevelDB into one for each worker"),
     "upgrade-net": ("upgrade_net", "write a net of an old format, text or weights, in the current one"),
     "upgrade-solver": ("upgrade_solver", "write a solver of an old format in the current one"),
+    "classify": ("classify", "show what a net takes images for"),
     "draw-net": ("draw_net", "draw a net (SVG, PNG, PDF) with Graphviz"),
     "parse-log": ("parse_log", "write the figures of a training log as CSV"),
     "plot-log": ("plot_log", "draw charts of training logs (PNG)"),
