@@ -57,6 +57,9 @@ POSEIDON = Program(
         **TOOL_VERBS,
         "data": ("data", "make a data set's LMDBs: mnist, fashion-mnist, cifar10, digits"),
         "plan": ("plan", "show how training on a cluster would communicate, and how long it would take"),
+        "doctor": ("doctor", "look for what would keep a job from running on these hosts, and say what to do"),
+        "status": ("status", "show what running jobs do"),
+        "kill": ("kill", "end what jobs left running"),
         "inspect": ("inspect", "tell what is in a file: net, weights, state, mean, database, HDF5, safetensors, ONNX"),
     },
 )

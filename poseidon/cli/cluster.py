@@ -15,8 +15,9 @@ from poseidon.cli.workers import job_environ, teller, worker_command
 from poseidon.errors import SpecError, UsageError
 from poseidon.run.controller import ClusterJob, Recovery, run_cluster
 from poseidon.run.hosts import Host, num_workers, parse_hosts, read_hostfile
-from poseidon.run.rendezvous import SECRET
-from poseidon.run.site import Entry
+from poseidon.run.rendezvous import JOB, SECRET
+from poseidon.run.site import SILENCE_S, Entry
+from poseidon.run.status import StatusFile, status_folder
 from poseidon.spec import caffe_pb2, read_net
 
 # Fields of Caffe's schema that name files and folders of a job.
@@ -53,13 +54,16 @@ def hosts_asked(found: argparse.Namespace) -> list[Host] | None:
     return hosts
 
 
-def entry_of(found: argparse.Namespace, files: Sequence[str], environ: dict[str, str]) -> Entry:
+def entry_of(
+    found: argparse.Namespace, files: Sequence[str], environ: dict[str, str], silence_s: float = SILENCE_S
+) -> Entry:
     """How agents are reached and what they are told."""
     try:
         ssh = tuple(shlex.split(found.ssh))
     except ValueError as problem:
         raise UsageError(f"--ssh={found.ssh}: cannot be split into words: {problem}") from None
-    return Entry(ssh, os.getcwd(), environ, tuple(files), getattr(found, "interface", None))
+    interface = getattr(found, "interface", None)
+    return Entry(ssh, os.getcwd(), environ, tuple(files), interface, silence_s=silence_s)
 
 
 def start_cluster(param: caffe_pb2.SolverParameter, found: argparse.Namespace, hosts: Sequence[Host]) -> int:
@@ -74,15 +78,26 @@ def start_cluster(param: caffe_pb2.SolverParameter, found: argparse.Namespace, h
         secret,
         Recovery(found.max_restarts or 0, found.min_workers),
     )
-    return run_cluster(job, teller())
+    status = StatusFile(status_folder(os.environ), environ[JOB])
+    status.write({"is_launcher": True, "job": environ[JOB]})  # so that `poseidon kill` finds it
+    try:
+        return run_cluster(job, teller())
+    finally:
+        status.remove()
 
 
 # -- files ------------------------------------------------------------------------------------------------------------
 def job_files(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> list[str]:
-    """The files a job reads: solver, nets, weights, data. All hosts need the same ones."""
+    """The files a job reads, as far as they are here: all hosts need the same ones. What nobody has, the job tells."""
+    return [path for path in job_paths(param, found) if os.path.exists(path)]
+
+
+def job_paths(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> list[str]:
+    """What a job names: solver, nets, weights, data."""
     nets = [path for path in (param.net, param.train_net, *param.test_net) if path]
-    snapshot = [found.snapshot] if found.snapshot not in ("", "auto") else []
-    named = [found.solver, *nets, *listed(found.weights), *param.weights, *snapshot]
+    snapshot = getattr(found, "snapshot", "")
+    weights = [*listed(getattr(found, "weights", "")), *param.weights]
+    named = [found.solver, *nets, *weights, snapshot if snapshot != "auto" else ""]
     messages: list[Message] = [param]
     for path in nets:
         try:
@@ -90,7 +105,7 @@ def job_files(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> li
         except SpecError:
             continue  # told by whoever builds the net, with all that is to be said
     sources = [path for message in messages for path in paths_in(message)]
-    return [path for path in dict.fromkeys((*named, *sources)) if os.path.exists(path)]
+    return [path for path in dict.fromkeys((*named, *sources)) if path]
 
 
 def paths_in(message: Message) -> Iterator[str]:

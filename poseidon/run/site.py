@@ -68,7 +68,8 @@ class SiteState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What an agent is told when it starts. `files` must be alike everywhere; `towards` is another host, "": none."""
+    """What an agent is told when it starts. `files` must be alike everywhere; `towards` is another host, "": none.
+    `silence_s`: after so long without a sign of life a host is cut off."""
 
     ssh: tuple[str, ...]
     folder: str
@@ -76,6 +77,7 @@ class Entry:
     files: tuple[str, ...]
     interface: str | None = None
     towards: str = ""
+    silence_s: float = SILENCE_S
 
 
 def portable(environ: Mapping[str, str]) -> dict[str, str]:
@@ -157,8 +159,8 @@ class Site:
         self._flush()
         if self.state is SiteState.CONNECTING and now_s - self._began_s > CONNECT_S:
             self.lose(f"did not answer within {CONNECT_S:g} s{self._last_words()}")
-        elif self.state is SiteState.READY and now_s - self._heard_s > SILENCE_S:
-            self.lose(f"is cut off: nothing was heard from it for {SILENCE_S:g} s")
+        elif self.state is SiteState.READY and now_s - self._heard_s > self._entry.silence_s:
+            self.lose(f"is cut off: nothing was heard from it for {self._entry.silence_s:g} s")
         elif self._process.poll() is not None:
             self._ended()
 

@@ -33,7 +33,7 @@ class Watch:
         self._unit = self._waits_for = ""
         self._num_needed = 0
         self._waiting_since_s = self._loss_at_s = self._done_at_s = now()
-        self._wait_s = self._iteration_s = self._loss = 0.0
+        self._wait_s = self._waited_before_s = self._wait_share = self._iteration_s = self._loss = 0.0
         self._shown_loss: torch.Tensor | None = None
 
     def follow(self, plan: CommPlan) -> None:
@@ -73,6 +73,8 @@ class Watch:
         now_s = self._now()
         took_s, self._done_at_s = now_s - self._done_at_s, now_s
         self._iteration_s = took_s if not self._iteration_s else _SMOOTH * self._iteration_s + (1 - _SMOOTH) * took_s
+        waited_s, self._waited_before_s = self._wait_s - self._waited_before_s, self._wait_s
+        self._wait_share = _SMOOTH * self._wait_share + (1 - _SMOOTH) * (waited_s / took_s if took_s > 0 else 0.0)
         if now_s - self._loss_at_s > LOSS_S and self._shown_loss is not None:
             self._loss_at_s = now_s
             self._loss = float(self._shown_loss)
@@ -93,5 +95,5 @@ class Watch:
             waits_for=waits_for,
             num_needed=self._num_needed if waits_for else 0,
             waited_s=self._now() - self._waiting_since_s if waits_for else 0.0,
-            figures={"loss": self._loss, "iteration_s": self._iteration_s, "wait_s": self._wait_s},
+            figures={"loss": self._loss, "iteration_s": self._iteration_s, "wait_share": self._wait_share},
         )
