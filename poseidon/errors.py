@@ -15,6 +15,7 @@
     ├── WorkersDiffer             workers of one job differ where they must be alike; names what, and their ranks
     ├── WorkersFailed             something that did not work on some workers of a job, or on all; told to all alike
     ├── PlanError                 a communication plan, or what it is made from, that is damaged or does not fit the net
+    ├── ConvertError              a model that cannot be converted, or does not compute the same afterwards
     └── UsageError                a command or call used wrongly: flags, arguments, missing extras
 
 Messages follow one pattern: the thing, what was expected, what came, what to do.
@@ -96,6 +97,10 @@ class WorkersFailed(PoseidonError):  # noqa: N818 (read as "except WorkersFailed
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class ConvertError(PoseidonError):
+    """A model that cannot be converted, or does not compute the same afterwards."""
 
 
 class UsageError(PoseidonError):
