@@ -61,12 +61,30 @@ POSEIDON = Program(
         "status": ("status", "show what running jobs do"),
         "kill": ("kill", "end what jobs left running"),
         "inspect": ("inspect", "tell what is in a file: net, weights, state, mean, database, HDF5, safetensors, ONNX"),
+        "export": ("export", "take a net out of Caffe: ONNX, PyTorch, TorchScript, safetensors, HDF5"),
+        "import": ("import_", "bring a PyTorch or ONNX model into Caffe"),
     },
 )
 CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)
 
 # Flags that take no value, so that the word after them may be the verb.
-_SWITCHES = ("debug", "plain", "help", "h", "json", "measure", "sync-bn", "sync_bn")
+_SWITCHES = frozenset(
+    (
+        "debug",
+        "plain",
+        "help",
+        "h",
+        "json",
+        "measure",
+        "sync-bn",
+        "fold",
+        "keep-losses",
+        "fixed-batch",
+        "no-check",
+        "diff",
+        "brief",
+    )
+)
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -133,7 +151,7 @@ def _verb_first(program: Program, words: Sequence[str]) -> tuple[str, list[str]]
         if is_value:
             is_value = False
         elif word.startswith("-"):
-            is_value = "=" not in word and word.lstrip("-") not in _SWITCHES
+            is_value = "=" not in word and word.lstrip("-").replace("_", "-") not in _SWITCHES
         elif word.replace("-", "_") in spelled:
             return spelled[word.replace("-", "_")], [*words[:position], *words[position + 1 :]]
         else:

@@ -1,0 +1,140 @@
+"""Convolutions and pooling as Caffe has them: the same padding on both sides, and Caffe's rounding.
+
+Padding behind that no window reaches does not matter, and pooling clips its windows anyway: so most other conventions
+can be had. An average that divides by something else gets a Scale with one constant per position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from poseidon.convert.to_caffe.builder import Inexpressible, NetBuilder, Value
+from poseidon.net.layers.pool_window import PoolWindow
+from poseidon.spec import caffe_pb2
+
+_Pool = caffe_pb2.PoolingParameter
+_FIXED = {"lr_mult": 0.0, "decay_mult": 0.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """A window as PyTorch and ONNX describe it, one number per spatial axis."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    dilation: tuple[int, ...]
+    ceil: bool = False
+
+    def outputs(self, sizes: Sequence[int]) -> tuple[int, ...]:
+        counts = []
+        for axis, size in enumerate(sizes):
+            extent = self.dilation[axis] * (self.kernel[axis] - 1) + 1
+            room = size + self.before[axis] + self.after[axis] - extent
+            stride = self.stride[axis]
+            count = (-(-room // stride) if self.ceil else room // stride) + 1
+            if self.ceil and (count - 1) * stride >= size + self.before[axis]:
+                count -= 1
+            counts.append(count)
+        return tuple(counts)
+
+
+def convolution(
+    net: NetBuilder, name: str, x: Value, weight: np.ndarray, bias: np.ndarray | None, taps: Taps, group: int
+) -> Value:
+    options = _window_options(taps, weight.shape[0], group, bias is not None)
+    (y,) = net.add("Convolution", name, [x], _params(weight, bias), convolution_param=options)
+    if y.shape[2:] != taps.outputs(x.shape[2:]):
+        raise Inexpressible(
+            f"pads {taps.before} in front and {taps.after} behind, Caffe pads both sides alike; pad by {taps.before}"
+        )
+    return y
+
+
+def deconvolution(
+    net: NetBuilder, name: str, x: Value, weight: np.ndarray, bias: np.ndarray | None, taps: Taps, group: int
+) -> Value:
+    if taps.before != taps.after:
+        raise Inexpressible("has output padding or uneven padding, which Caffe's Deconvolution lacks")
+    options = _window_options(taps, weight.shape[1] * group, group, bias is not None)
+    return net.add("Deconvolution", name, [x], _params(weight, bias), convolution_param=options)[0]
+
+
+def _params(weight: np.ndarray, bias: np.ndarray | None) -> list[np.ndarray]:
+    return [weight] if bias is None else [weight, bias]
+
+
+def _window_options(taps: Taps, num_output: int, group: int, has_bias: bool) -> dict[str, object]:
+    return {
+        "num_output": num_output,
+        "kernel_size": taps.kernel,
+        "stride": taps.stride,
+        "pad": taps.before,
+        "dilation": taps.dilation,
+        "group": group,
+        "bias_term": has_bias,
+    }
+
+
+def max_pool(net: NetBuilder, name: str, x: Value, taps: Taps) -> Value:
+    return _pool(net, name, x, taps, _Pool.MAX)
+
+
+def average_pool(net: NetBuilder, name: str, x: Value, taps: Taps, divisors: np.ndarray) -> Value:
+    """`divisors`: rows × columns, what each window's sum is divided by."""
+    y = _pool(net, name, x, taps, _Pool.AVE)
+    window = _caffe_window(taps, x)
+    heights, widths = (np.array(window.divisors(axis, size), float) for axis, size in enumerate(x.shape[2:]))
+    ratio = np.outer(heights, widths) / divisors
+    if (ratio == 1).all():
+        return y
+    options = {"axis": 2, "num_axes": 2, "bias_term": False}
+    return net.add("Scale", f"{name}_area", [y], [ratio.astype(np.float32)], param=[_FIXED], scale_param=options)[0]
+
+
+def included_divisors(taps: Taps, sizes: Sequence[int], *, padding: bool) -> np.ndarray:
+    """Window sizes with or without the padding; what hangs over beyond it never counts."""
+    lengths = []
+    for axis, (size, count) in enumerate(zip(sizes, taps.outputs(sizes), strict=True)):
+        starts = np.arange(count) * taps.stride[axis] - taps.before[axis]
+        ends = np.minimum(starts + taps.kernel[axis], size + (taps.after[axis] if padding else 0))
+        lengths.append(ends - (starts if padding else np.maximum(starts, 0)))
+    return np.outer(*lengths).astype(float)
+
+
+def global_pool(net: NetBuilder, name: str, x: Value, method: int) -> Value:
+    if x.rank != 4:
+        raise Inexpressible(f"pools over {x.rank - 2} spatial axes, Caffe's Pooling over 2")
+    return net.add("Pooling", name, [x], pooling_param={"pool": method, "global_pooling": True})[0]
+
+
+def _pool(net: NetBuilder, name: str, x: Value, taps: Taps, method: int) -> Value:
+    if x.rank != 4 or len(taps.kernel) != 2:
+        raise Inexpressible(f"pools over {len(taps.kernel)} spatial axes, Caffe's Pooling over 2")
+    window = _caffe_window(taps, x)
+    options = {
+        "pool": method,
+        "kernel_h": window.kernel[0],
+        "kernel_w": window.kernel[1],
+        "stride_h": window.stride[0],
+        "stride_w": window.stride[1],
+        "pad_h": window.pad[0],
+        "pad_w": window.pad[1],
+        "round_mode": _Pool.CEIL if window.rounds_up else _Pool.FLOOR,
+    }
+    return net.add("Pooling", name, [x], pooling_param=options)[0]
+
+
+def _caffe_window(taps: Taps, x: Value) -> PoolWindow:
+    """Caffe's window with the same outputs; both roundings are tried, the plain one (up) first."""
+    if set(taps.dilation) != {1}:
+        raise Inexpressible(f"pools with dilation {taps.dilation}, Caffe's Pooling has none")
+    for rounds_up in (True, False):
+        window = PoolWindow(taps.kernel, taps.stride, taps.before, rounds_up)
+        if window.outputs(x.shape[2:]) == taps.outputs(x.shape[2:]):
+            return window
+    raise Inexpressible(f"pads {taps.before} in front and {taps.after} behind: Caffe has other windows")
