@@ -18,7 +18,7 @@ from poseidon.cli.log import CommandLog
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
-from poseidon.cli.training import DTYPES, Say, exit_code, resume_asked, say_nothing, solve
+from poseidon.cli.training import Say, exit_code, net_options, resume_asked, say_nothing, solve
 from poseidon.cli.workers import REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
 from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
@@ -27,7 +27,7 @@ from poseidon.run.launcher import accept_signals
 from poseidon.run.planning import Links
 from poseidon.run.rendezvous import Place, secret_of
 from poseidon.run.worker import Face, WorkerOptions, train_worker
-from poseidon.solver import NetOptions, Solver
+from poseidon.solver import Solver
 from poseidon.spec import caffe_pb2
 
 
@@ -55,7 +55,7 @@ def train_in_team(param: caffe_pb2.SolverParameter, found: argparse.Namespace, p
 
 def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
     return WorkerOptions(
-        net=NetOptions(device=device, dtype=DTYPES[found.dtype]),
+        net=net_options(found, device),
         request=plan_request(found),
         team=DistributeOptions(
             averages=found.reduce != "sum",

@@ -25,6 +25,8 @@ def declare(flags: Flags) -> None:
     )
     flags.flag("keep", type=positive_number, default=0, metavar="N", help="of the snapshots keep the last N (all)")
     flags.flag("weights", default="", metavar="FILES", help="start from these .caffemodel files (comma list)")
+    flags.flag("freeze", default="", metavar="LAYERS", help='layers that shall not learn, as in "conv*,fc6"')
+    flags.flag("renew", default="", metavar="LAYERS", help="layers that start afresh although --weights has them")
     effects = "|".join(EFFECTS)
     flags.flag(
         "sigint-effect", type=one_of(EFFECTS), default="stop", metavar="WHAT", help=f"on Ctrl-C: {effects} (stop)"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
+from poseidon.cli.command import listed
 from poseidon.cli.devices import solver_device
 from poseidon.cli.log import CommandLog
 from poseidon.cli.progress import ProgressDisplay
@@ -64,10 +65,16 @@ def _built(
     listeners = [listener]
     if found.net_outputs:
         listeners.append(NetOutputs(found.net_outputs, len(param.test_iter)))
-    solver = Solver(param, options=NetOptions(device=device, dtype=DTYPES[found.dtype]), listeners=listeners)
+    solver = Solver(param, options=net_options(found, device), listeners=listeners)
     solver.writer, solver.keep = BackgroundWriter(), found.keep
     solver.job = resume_asked(found, os.environ).job
     return solver
+
+
+def net_options(found: argparse.Namespace, device: torch.device) -> NetOptions:
+    """How the flags want the nets to be built."""
+    freeze, renew = tuple(listed(found.freeze)), tuple(listed(found.renew))
+    return NetOptions(device=device, dtype=DTYPES[found.dtype], freeze=freeze, renew=renew)
 
 
 def resume_asked(found: argparse.Namespace, environ: Mapping[str, str]) -> Resume:

@@ -10,10 +10,12 @@ Which bottoms need a gradient follows Caffe, in three sweeps:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from poseidon.errors import NetError
 from poseidon.net.layer import Layer, LayerContext, Shape, text_of
+from poseidon.net.layer_patterns import layers_matching
 from poseidon.net.params import ParamTable
 from poseidon.net.registry import layer_class
 from poseidon.spec import NetSource
@@ -42,11 +44,12 @@ class Graph:
     Blob names are known to be sound: `insert_splits` refuses unknown bottoms and tops with two producers.
     """
 
-    def __init__(self, source: NetSource, context: LayerContext) -> None:
+    def __init__(self, source: NetSource, context: LayerContext, freeze: Sequence[str] = ()) -> None:
         self.nodes: list[Node] = []
         self.shapes: dict[str, Shape] = {}
+        frozen = layers_matching([spec.name for spec in source.net.layer], freeze, "freeze")
         for position, spec in enumerate(source.net.layer):
-            self._append(spec, replace(context, where=source.place(position)))
+            self._append(spec, replace(context, where=source.place(position), frozen=spec.name in frozen))
         self.params = ParamTable([node.layer for node in self.nodes], force_backward=source.net.force_backward)
         self.outputs = self._unread_blobs()
         self.inputs = [top for node in self.nodes if node.layer.type_name == "Input" for top in node.tops]

@@ -72,6 +72,7 @@ class LayerContext:
     dtype: torch.dtype = torch.float32
     draws: Draws = field(default_factory=lambda: Draws(0))
     memory: MemoryBudget = field(default_factory=MemoryBudget)
+    frozen: bool = False
 
 
 class Layer(nn.Module):

@@ -47,6 +47,7 @@ class Net(nn.Module):
     channels_last  keep 4-D tensors in NHWC memory order
     autocast       dtype for mixed precision, e.g. torch.bfloat16
     compile        True or the name of a torch.compile backend
+    freeze         patterns of layers that shall not learn, e.g. ["conv*"]
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Net(nn.Module):
         channels_last: bool = False,
         autocast: torch.dtype | None = None,
         compile: bool | str = False,
+        freeze: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.phase = phase_of(phase)
@@ -70,7 +72,7 @@ class Net(nn.Module):
         self.source = insert_splits(filter_net(_as_source(source), self.phase, level, tuple(stages)))
         memory = MemoryBudget(torch.device(device))
         context = LayerContext(self.phase, self.source.filename, torch.device(device), dtype, self.draws, memory)
-        self.graph = Graph(self.source, context)
+        self.graph = Graph(self.source, context, freeze)
         self.program = Program(self.graph)
         self._memory_format = torch.channels_last if channels_last else None
         self._autocast = autocast
@@ -169,10 +171,13 @@ class Net(nn.Module):
         self.graph.reshape({name: tuple(int(n) for n in shape) for name, shape in shapes.items()})
 
     # -- weights ----------------------------------------------------------------------------------------------------
-    def load(self, path: str | Path) -> WeightsReport:
-        """Copies weights by layer name; the report says what matched and what did not."""
+    def load(self, path: str | Path, *, skip: Sequence[str] = ()) -> WeightsReport:
+        """Copies weights by layer name; the report says what matched and what did not.
+
+        `skip`: patterns of layers that stay as they are although the file may have them, e.g. ["fc8"].
+        """
         self.settle()
-        return load_weights(self, path)
+        return load_weights(self, path, skip=skip)
 
     def save(self, path: str | Path, *, with_diff: bool = False, hdf5: bool | None = None) -> None:
         """Writes a .caffemodel, or HDF5 where the name ends in .h5 or `hdf5` says so; Caffe reads both."""

@@ -54,9 +54,16 @@ class ParamTable:
                 )
             for index in range(layer.num_params):
                 self._append(layer, position, index)
+        self._freeze({layer.name for layer in layers if layer.context.frozen})
         for entry in self.entries:
             if entry.value.requires_grad:
                 entry.value.requires_grad_(force_backward or entry.rate != 0)
+
+    def _freeze(self, frozen: set[str]) -> None:
+        """What a frozen layer reads does not learn, whoever owns it."""
+        for entry in self.entries:
+            if entry.layer in frozen or any(layer in frozen for layer, _ in entry.sharers):
+                entry.lr_mult = 0.0
 
     def owns(self, layer_position: int, index: int) -> bool:
         """True if the layer at this position of the net owns its blob, false if it reads another layer's."""

@@ -12,7 +12,7 @@ that a file cannot ask for more memory than the net has (HDF5) or the file itsel
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from poseidon.errors import SpecError, WeightsError
 from poseidon.net.layer import Layer, text_of
+from poseidon.net.layer_patterns import layers_matching
 from poseidon.net.weights_binary import net_message, stored_in_binary, stored_in_layer
 from poseidon.net.weights_hdf5 import is_hdf5, stored_in_hdf5, write_hdf5
 from poseidon.net.weights_stored import StoredBlob, StoredLayer
@@ -64,13 +65,16 @@ class _Copy:
     what: str
 
 
-def load_weights(net: Net, path: str | os.PathLike[str], *, complete: bool = False) -> WeightsReport:
+def load_weights(
+    net: Net, path: str | os.PathLike[str], *, complete: bool = False, skip: Sequence[str] = ()
+) -> WeightsReport:
     """Copies weights by layer name from a .caffemodel or HDF5 file, told apart by their contents. With `complete` the
-    file must have values for every parameter of the net."""
+    file must have values for every parameter of the net. `skip`: patterns of layers that stay as they are."""
     name = os.fspath(path)
+    skipped = layers_matching([node.layer.name for node in net.graph.nodes], skip, "skip")
     opened = stored_in_hdf5(name) if is_hdf5(name) else stored_in_binary(name)
     with opened as stored:
-        copies, report = _match(net, stored, name)
+        copies, report = _match(net, [layer for layer in stored if layer.name not in skipped], name)
         if complete and report.untouched:
             raise WeightsError(
                 f"{name}: has no weights of layer {report.untouched[0]!r}, expected those of all layers of the net"

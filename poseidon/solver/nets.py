@@ -25,13 +25,15 @@ _TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 
 @dataclass(frozen=True, slots=True)
 class NetOptions:
-    """How the solver's nets are to compute; see Net."""
+    """How the solver's nets are to compute; see Net. `renew`: layers that do not start from the solver's `weights`."""
 
     device: str | torch.device = "cpu"
     dtype: torch.dtype = torch.float32
     channels_last: bool = False
     autocast: torch.dtype | None = None
     compile: bool | str = False
+    freeze: tuple[str, ...] = ()
+    renew: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class NetChoice:
             channels_last=options.channels_last,
             autocast=options.autocast,
             compile=options.compile,
+            freeze=options.freeze if state.phase == caffe_pb2.TRAIN else (),
         )
 
 

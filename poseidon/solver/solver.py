@@ -26,6 +26,7 @@ iteration is displayed. Attributes meant to be exchanged from outside:
 
 from __future__ import annotations
 
+import fnmatch
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -353,8 +354,10 @@ class Solver:
         seed = self.seed if test_index is None else nets.test_seed(self.seed, test_index)
         net = choice.build(source, seed, options)
         self.publish(events.NetBuilt(test_index, net))
+        # A test net may lack a layer of the train net; that a pattern is misspelt, the train net has told by then.
+        renewed = [pattern for pattern in options.renew if test_index is None or fnmatch.filter(net.layers, pattern)]
         for path in nets.weights_named(self.param):
-            net.load(path)
+            net.load(path, skip=renewed)
             self.publish(events.WeightsLoaded(path))
         if test_index is not None:
             share_params(net, self.net)

@@ -9,7 +9,8 @@ Three blobs hold running sums, not averages, and forward itself maintains them:
     2  factor        F ← fraction · F + 1                        1
 
 Batch statistics (biased variance) normalise in TRAIN phase; in TEST phase the global ones do, μ = S / F and σ² = V / F
-(0 where F is 0), and the blobs stay as they are. `use_global_stats` overrules the phase either way.
+(0 where F is 0), and the blobs stay as they are. `use_global_stats` overrules the phase either way; a frozen
+layer uses the global ones always.
 
 `normalize` takes the scale and shift of a following Scale layer, so that a net can run the pair as one kernel.
 
@@ -49,6 +50,8 @@ class BatchNorm(Layer):
     @property
     def use_global_stats(self) -> bool:
         options = self.spec.batch_norm_param
+        if self.context.frozen:
+            return True
         return options.use_global_stats if options.HasField("use_global_stats") else not self.training_phase
 
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
