@@ -34,7 +34,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Subset
 
-from bench.solver import SUBJECTS, param_on, seconds_per_step
+from bench.solver import SUBJECTS, UNCOUNTED_STEPS, param_on, seconds_per_step
 from bench.torch_loop import LmdbImages, TorchLoop
 from bench.torch_nets import build
 from poseidon.plan import PlanRequest, parse_scheme
@@ -72,11 +72,12 @@ class Result:
 
 
 # -- one worker -------------------------------------------------------------------------------------------------------
-def serve(step: Step, steps_per_turn: int) -> None:
+def serve(step: Step, options: argparse.Namespace) -> None:
     """Answers every line on standard input with the seconds per step of a turn."""
+    num_steps = options.steps or SUBJECTS[options.nets].steps_per_turn
     print(json.dumps("ready"), flush=True)
     for _ in sys.stdin:
-        print(json.dumps(seconds_per_step(step, steps_per_turn)), flush=True)
+        print(json.dumps(seconds_per_step(step, num_steps, options.uncounted)), flush=True)
 
 
 def work_ours(options: argparse.Namespace, rank: int, size: int, port: int) -> None:
@@ -85,7 +86,7 @@ def work_ours(options: argparse.Namespace, rank: int, size: int, port: int) -> N
             solver.step(number)
             solver.updates.drain()
 
-        serve(step, SUBJECTS[options.nets].steps_per_turn)
+        serve(step, options)
 
     def show(lines: Sequence[str]) -> None:
         print("\n".join(lines), file=sys.stderr, flush=True)
@@ -107,7 +108,7 @@ def work_ddp(options: argparse.Namespace, rank: int, size: int, port: int) -> No
     torch.manual_seed(1)
     net = DistributedDataParallel(build(options.nets))
     loop = TorchLoop(net, own, subject.schedule, subject.batch, int(options.worker.rpartition("-")[2]))
-    serve(loop.step, subject.steps_per_turn)
+    serve(loop.step, options)
     dist.destroy_process_group()
 
 
@@ -128,7 +129,9 @@ class Crew:
             "--scheme",
             options.scheme,
         ]
-        command += ["--database", database, *(["--show-plan"] if options.show_plan else [])]
+        command += ["--database", database, "--uncounted", str(options.uncounted)]
+        command += ["--steps", str(options.steps)] if options.steps else []
+        command += ["--show-plan"] if options.show_plan else []
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         environment.pop("OMP_NUM_THREADS", None)
         self.processes = [
@@ -251,6 +254,8 @@ def main() -> int:
     parser.add_argument("--nets", default="lenet,alexnet")
     parser.add_argument("--workers", default="2,4")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, help="counted steps of a turn")
+    parser.add_argument("--uncounted", type=int, default=UNCOUNTED_STEPS, help="steps of a turn before those")
     parser.add_argument("--scheme", default="auto", help="ours by force")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--show-plan", action="store_true")

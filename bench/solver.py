@@ -120,8 +120,8 @@ def param_on(name: str, path: str, batch: int) -> caffe_pb2.SolverParameter:
     return param
 
 
-def seconds_per_step(step: Callable[[int], object], num_steps: int) -> float:
-    step(UNCOUNTED_STEPS)
+def seconds_per_step(step: Callable[[int], object], num_steps: int, num_uncounted: int = UNCOUNTED_STEPS) -> float:
+    step(num_uncounted)
     begin = time.perf_counter()
     step(num_steps)
     return (time.perf_counter() - begin) / num_steps

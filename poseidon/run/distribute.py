@@ -173,7 +173,7 @@ class Distribution:
         if plan is not None and plan != self.plan and _fits(self.solver, plan, self._table.size):
             self._use(plan)
         if self.updates is not None:
-            self.updates.restore_wire_state(brought.owed if brought.plan == self.plan else {})
+            self.updates.restore_wire_state(brought.read_owed() if brought.plan == self.plan else {})
 
     def _listen(self, event: events.Event) -> None:
         if self._net_outputs is not None:

@@ -68,13 +68,14 @@ class Planned:
 def plan_together(solver: Solver, transport: Transport, table: Roundtable, planning: Planning) -> Planned:
     """The same plan on all workers, which call it together; rank 0 makes it."""
     saved = attempt(table, lambda: saved_plan(planning.resume, table.size) if planning.resume else None)
-    is_wanted = table.rank == 0 and saved is not None and saved.cluster.node_workers == _node_workers(transport)
-    is_wanted = is_wanted and saved is not None and _is_wanted(saved, solver, planning)
+    node_workers = _node_workers(transport)
+    # On other nodes sums are taken in another order.
+    fits_nodes = saved is not None and saved.cluster.node_workers == node_workers
+    is_wanted = table.rank == 0 and saved is not None and fits_nodes and _is_wanted(saved, solver, planning)
     text = table.gather_texts(saved.to_json() if is_wanted and saved is not None else "")[0]
     if text:
         return Planned(CommPlan.from_json(text), True, "as when the plan was made")
     local_bps = probe_memory(transport) or DEFAULT_LOCAL_BPS
-    node_workers = _node_workers(transport)
     links = _links(transport, planning, local_bps)
     times = _mean_times(measured_times(solver.net), table)
     profile = _profile(solver, times)
@@ -104,7 +105,12 @@ def _is_wanted(plan: CommPlan, solver: Solver, planning: Planning) -> bool:
     chosen: list[Scheme] = [units[bundle.params[0].name].scheme for bundle in bundles]
     allowed = allowed_schemes(bundles, planning.request)
     is_asked = all(scheme in options for scheme, options in zip(chosen, allowed, strict=True))
-    return is_asked and plan.wire == planning.request.wire and planning.links.agree(plan.cluster)
+    return (
+        is_asked
+        and plan.wire == planning.request.wire
+        and plan.pattern == planning.request.pattern
+        and planning.links.agree(plan.cluster)
+    )
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,8 @@ under way. Only the thread that computes may use it: then all workers call in th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from poseidon.transport import Peer, Transport, Work
 from poseidon.transport.collectives import all_gather
 
 _TEXT_TAG = 1  # all-gathers have 0
+_TENSOR_TAG = 2
 
 
 class Roundtable:
@@ -67,6 +69,23 @@ class Roundtable:
             self._group.recv(block, rank, _TEXT_TAG).wait()
             texts.append(block.numpy().tobytes().decode())
         return texts
+
+    def collect_tensors(self, named: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Everybody's tensors by name, copied to host memory, at rank 0 alone; the others get none."""
+        labels = {name: [str(tensor.dtype).removeprefix("torch."), *tensor.shape] for name, tensor in named.items()}
+        by_rank = [json.loads(text) for text in self.collect_texts(json.dumps(labels))]
+        if self.rank != 0:
+            for tensor in named.values():
+                self._group.send(tensor.detach().cpu().contiguous().view(-1), 0, _TENSOR_TAG).wait()
+            return []
+        found = [{name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}]
+        for rank in range(1, self.size):
+            theirs = {}
+            for name, (dtype, *shape) in by_rank[rank].items():
+                theirs[name] = torch.empty(shape, dtype=getattr(torch, dtype))
+                self._group.recv(theirs[name].view(-1), rank, _TENSOR_TAG).wait()
+            found.append(theirs)
+        return found
 
     def mean(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Each tensor averaged over workers, in double precision and in host memory."""

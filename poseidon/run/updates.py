@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,9 +22,10 @@ from poseidon.plan import CommPlan, Scheme
 from poseidon.run.rule_site import RuleSite
 from poseidon.solver import Solver
 from poseidon.solver.clip import Clipping
-from poseidon.solver.continuation import decoded, encoded
 from poseidon.solver.rules import Hyper
 from poseidon.transport import Transport
+
+_STATE_OF = " owes "  # between a unit's first parameter and what its exchange remembers
 
 
 class DistributedUpdates:
@@ -77,18 +77,20 @@ class DistributedUpdates:
         """Makes the solver whole, so that somebody else can apply its updates. All workers call it, after `drain`."""
         self._site.hand_back()
 
-    def wire_state(self) -> dict[str, Any]:
-        """What this worker still owes the others, where they exchange less than full width; for a snapshot, as JSON."""
-        states = {exchange.unit.params[0]: exchange.state() for exchange in self.exchanges}
+    def wire_state(self) -> dict[str, Tensor]:
+        """What this worker still owes the others, where they exchange less than full width: for a snapshot."""
         return {
-            unit: {name: encoded(tensor) for name, tensor in state.items()} for unit, state in states.items() if state
+            f"{exchange.unit.params[0]}{_STATE_OF}{name}": tensor
+            for exchange in self.exchanges
+            for name, tensor in exchange.state().items()
         }
 
-    def restore_wire_state(self, state: Mapping[str, Any]) -> None:
+    def restore_wire_state(self, state: Mapping[str, Tensor]) -> None:
         """Goes on from what `wire_state` gave on the same worker with the same plan; units not in it owe nothing."""
         for exchange in self.exchanges:
-            own = state.get(exchange.unit.params[0], {})
-            exchange.restore({name: decoded(entry, str(exchange)) for name, entry in own.items()})
+            start = f"{exchange.unit.params[0]}{_STATE_OF}"
+            own = {name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)}
+            exchange.restore(own)
 
     def close(self) -> None:
         self._taps.close()

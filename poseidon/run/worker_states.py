@@ -5,6 +5,8 @@
     workers    by rank: the losses its mean is taken over, what its recurrent layers carry into the next pass, and what
                a narrow wire still owes
 
+What is owed are tensors as large as the net; they are kept in a file of their own (poseidon/solver/attached.py).
+
 Everything else is the same on all workers and stands where one worker has it too. With another number of workers the
 plan is a new one, every worker takes the mean losses, recurrent layers begin from zero, and nothing is owed.
 """
@@ -17,10 +19,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from poseidon.plan import CommPlan
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.updates import DistributedUpdates
 from poseidon.solver import Solver
+from poseidon.solver.attached import Attached
 from poseidon.solver.continuation import carried_state, restore_carried
 from poseidon.solver.smoothing import LossWindow
 from poseidon.solver.snapshot import open_snapshot
@@ -31,7 +36,10 @@ class Brought:
     """What a snapshot brings for the exchanges: its plan, and what this worker still owes by it."""
 
     plan: CommPlan | None = None
-    owed: Mapping[str, Any] = field(default_factory=dict)
+    owed: Mapping[str, Attached] = field(default_factory=dict)
+
+    def read_owed(self) -> dict[str, Tensor]:
+        return {name: attached.read() for name, attached in self.owed.items()}
 
 
 class WorkerStates:
@@ -45,11 +53,12 @@ class WorkerStates:
     def state(self, plan: CommPlan) -> dict[str, Any]:
         """All workers call it, and rank 0 gets everybody's; `plan` is the one in use."""
         solver = self._solver
-        own = {"losses": solver.window.state(), "carried": carried_state(solver.net), "wire": {}}
-        if isinstance(solver.updates, DistributedUpdates):
-            own["wire"] = solver.updates.wire_state()
-        workers = self._table.collect_texts(json.dumps(own))
-        return {"plan": plan.to_json(), "workers": [json.loads(text) for text in workers]}
+        own = {"losses": solver.window.state(), "carried": carried_state(solver.net)}
+        workers = [json.loads(text) for text in self._table.collect_texts(json.dumps(own))]
+        owed = solver.updates.wire_state() if isinstance(solver.updates, DistributedUpdates) else {}
+        for worker, tensors in zip(workers, self._table.collect_tensors(owed), strict=True):
+            worker["wire"] = tensors
+        return {"plan": plan.to_json(), "workers": workers}
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
         solver, net = self._solver, self._solver.net

@@ -3,10 +3,11 @@
     PREFIX_iter_N.caffemodel[.h5]      weights                                   Caffe reads and writes
     PREFIX_iter_N.solverstate[.h5]     iteration, step, history; names the weights     both of these
     PREFIX_iter_N.poseidon.json        checksums, data positions, random draws
+    PREFIX_iter_N.poseidon.safetensors     tensors that these need (attached.py); mostly there are none
 
-All three are written under temporary names first. Then they take their names: weights, sidecar, and the state last. A
-snapshot is there once its state is, so a kill at any moment leaves the last one whole, and a state never names weights
-that are not there. What a killed process left under temporary names is removed at the next start.
+All are written under temporary names first. Then they take their names: weights, tensors, sidecar, and the state last.
+A snapshot is there once its state is, so a kill at any moment leaves the last one whole, and a state never names
+weights that are not there. What a killed process left under temporary names is removed at the next start.
 
 Restoring checks before it changes anything. A damaged snapshot is named, and the newest good one in the same folder is
 offered. Snapshots of Caffe have no sidecar: they are read, and found good if both files can be.
@@ -27,6 +28,8 @@ from poseidon.net.layer import count_of
 from poseidon.net.weights_binary import stored_in_binary
 from poseidon.net.weights_hdf5 import is_hdf5, stored_in_hdf5
 from poseidon.net.weights_stored import StoredBlob
+from poseidon.solver.attached import ENDING as TENSORS_ENDING
+from poseidon.solver.attached import put_back, taken_out, write_attached
 from poseidon.solver.disk import Disk, remove_leftovers, temporary_name
 from poseidon.solver.sidecar import (
     ENDING,
@@ -48,6 +51,10 @@ class SnapshotFiles:
     model: Path
     state: Path
     sidecar: Path
+
+    @property
+    def tensors(self) -> Path:
+        return _tensors_beside(self.sidecar)
 
     @classmethod
     def named(cls, prefix: str, iteration: int, *, as_hdf5: bool) -> SnapshotFiles:
@@ -74,14 +81,21 @@ def write_snapshot(
     continuation: dict[str, Any],
     disk: Disk,
 ) -> None:
-    """Writes the three files. `fill_…` write the contents to a path they are given."""
-    model, state, sidecar = (temporary_name(path) for path in (files.model, files.state, files.sidecar))
+    """Writes the files. `fill_…` write the contents to a path they are given."""
+    named = (files.model, files.state, files.tensors, files.sidecar)
+    model, state, attached, sidecar = temporary = [temporary_name(path) for path in named]
+    noted, tensors = taken_out(continuation)
     try:
         disk.create(model, fill_model)
         disk.create(state, fill_state)
         prints = {files.model.name: fingerprint_of(model), files.state.name: fingerprint_of(state)}
-        disk.create(sidecar, lambda path: write_sidecar(Sidecar(iteration, prints, continuation), path))
+        if tensors:
+            disk.create(attached, lambda path: write_attached(tensors, path))
+            prints[files.tensors.name] = fingerprint_of(attached)
+        disk.create(sidecar, lambda path: write_sidecar(Sidecar(iteration, prints, noted), path))
         disk.publish(model, files.model)
+        if tensors:
+            disk.publish(attached, files.tensors)
         disk.publish(sidecar, files.sidecar)
         # The state must not get its name before the others surely have theirs.
         disk.settle(files.state.parent)
@@ -90,7 +104,7 @@ def write_snapshot(
     except OSError as problem:
         raise SnapshotError(f"{files.state}: cannot be written: {problem}; the snapshots before it are whole") from None
     finally:
-        for path in (model, state, sidecar):
+        for path in temporary:
             path.unlink(missing_ok=True)
 
 
@@ -154,7 +168,8 @@ def prune(prefix: str, keep: int, newest: int) -> list[Path]:
     for iteration, state in found:
         if iteration in iterations[keep:]:
             stem, tail = f"{prefix}_iter_{iteration}", ".h5" if state.suffix == ".h5" else ""
-            for path in (state, Path(f"{stem}.caffemodel{tail}"), Path(f"{stem}{ENDING}")):
+            sidecar = Path(f"{stem}{ENDING}")
+            for path in (state, Path(f"{stem}.caffemodel{tail}"), sidecar, _tensors_beside(sidecar)):
                 path.unlink(missing_ok=True)
             removed.append(state)
     return removed
@@ -199,7 +214,7 @@ def _opened(state_path: Path) -> Iterator[Snapshot]:
         if state.iteration < 0:
             raise SnapshotError(f"snapshot {state_path} is damaged: iteration {state.iteration}, expected 0 or more")
         model = _model_of(state, state_path, sidecar)
-        yield Snapshot(state, model, None if sidecar is None else sidecar.continuation)
+        yield Snapshot(state, model, None if sidecar is None else _whole_continuation(sidecar, state_path))
 
 
 def _checked_sidecar(state_path: Path) -> Sidecar | None:
@@ -215,6 +230,16 @@ def _checked_sidecar(state_path: Path) -> Sidecar | None:
         if damage is not None:
             raise SnapshotError(f"snapshot {state_path} is damaged: {damage}")
     return sidecar
+
+
+def _whole_continuation(sidecar: Sidecar, state_path: Path) -> dict[str, Any]:
+    names = [name for name in sidecar.files if name.endswith(TENSORS_ENDING)]
+    found = put_back(sidecar.continuation, state_path.with_name(names[0] if names else "missing"))
+    return dict(found)
+
+
+def _tensors_beside(sidecar: Path) -> Path:
+    return sidecar.with_name(sidecar.name.removesuffix(ENDING) + TENSORS_ENDING)
 
 
 def _model_of(state: StoredState, state_path: Path, sidecar: Sidecar | None) -> Path | None:

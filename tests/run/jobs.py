@@ -35,7 +35,7 @@ class Worker:
     transport: Transport
 
 
-def plan_for(solver: Solver, size: int, scheme: Scheme | None = None) -> CommPlan:
+def plan_for(solver: Solver, size: int, scheme: Scheme | None = None, wire: str = "fp32") -> CommPlan:
     param = solver.param
     profile = profile_net(
         solver.net,
@@ -43,7 +43,7 @@ def plan_for(solver: Solver, size: int, scheme: Scheme | None = None) -> CommPla
         iter_size=param.iter_size,
         needs_all_gradients=param.clip_gradients >= 0,
     )
-    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), PlanRequest(scheme=scheme))
+    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), PlanRequest(scheme=scheme, wire=wire))
 
 
 def built(param: caffe_pb2.SolverParameter, dtype: torch.dtype = torch.float64) -> tuple[Solver, Recorder]:
@@ -58,12 +58,13 @@ def in_team(
     *,
     options: DistributeOptions = PROMPT,
     scheme: Scheme | None = None,
+    wire: str = "fp32",
 ) -> list[Any]:
     """What `act` returns on each of `size` workers; `param` may be one for each rank."""
 
     def work(transport: Transport) -> Any:
         solver, heard = built(param(transport.rank) if callable(param) else param)
-        with distribute(solver, transport, plan_for(solver, size, scheme), options) as distribution:
+        with distribute(solver, transport, plan_for(solver, size, scheme, wire), options) as distribution:
             return act(Worker(solver, heard, distribution, transport))
 
     return run_workers(size, work, timeout_s=60)
