@@ -6,8 +6,6 @@ Everything else that poseidon finds wrong (where Caffe would end the process) is
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from poseidon.errors import UsageError, UserCodeError
 
@@ -16,17 +14,18 @@ class CallError(UsageError, RuntimeError):
     """A call pycaffe answers with a RuntimeError."""
 
 
-@contextmanager
-def own_exceptions() -> Iterator[None]:
-    """What code of the user's raises inside a layer leaves as what it was raised."""
-    try:
-        yield
-    except UserCodeError as told:
-        cause = told.__cause__
-        assert cause is not None
-        if hasattr(cause, "add_note"):  # Python 3.11 shows it below the traceback
-            cause.add_note(str(told))
-        raise cause from None
+class OwnExceptions:
+    """While inside, what code of the user's raises in a layer leaves as what it was raised, StopIteration included."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, problem: BaseException | None, trace: object) -> None:
+        if isinstance(problem, UserCodeError) and problem.__cause__ is not None:
+            cause = problem.__cause__
+            if hasattr(cause, "add_note"):  # Python 3.11 shows it below the traceback
+                cause.add_note(str(problem))
+            raise cause from None
 
 
 def need_file(path: str | os.PathLike[str], what: str) -> None:

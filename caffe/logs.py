@@ -12,7 +12,14 @@ from collections.abc import Iterable
 from poseidon.solver.log import LogLine, LogWriter
 
 _SEVERITIES = "IWEF"
-_level = int(os.environ.get("GLOG_minloglevel", "") or 0)  # noqa: SIM112  (glog spells it so)
+
+
+def _first_level() -> int:
+    level = os.environ.get("GLOG_minloglevel", "0")  # noqa: SIM112  (glog spells it so)
+    return int(level) if level.isdecimal() else 0
+
+
+_level = _first_level()
 
 
 class _StandardError:

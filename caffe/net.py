@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from caffe import settings
-from caffe.failures import CallError, need_file, own_exceptions
+from caffe.failures import CallError, OwnExceptions, need_file
 from poseidon.net.array_blob import ArrayBlob, ParamBlob
 from poseidon.net.layer import Layer
 from poseidon.net.layers.memory_data import MemoryData
@@ -57,7 +57,7 @@ class Net:
         need_file(network_file, "the net")
         if options["weights"] is not None:
             need_file(options["weights"], "its weights")
-        with own_exceptions():
+        with OwnExceptions():
             net = PoseidonNet(
                 os.fspath(network_file),
                 options["weights"],
@@ -166,11 +166,11 @@ class Net:
         return {name: self._blob(name).diff for name in wanted}
 
     def _forward(self, first: int, last: int) -> float:
-        with own_exceptions():
+        with OwnExceptions():
             return self._run.forward(first, last)
 
     def _backward(self, first: int, last: int) -> None:
-        with own_exceptions():
+        with OwnExceptions():
             self._run.backward(first, last)
 
     def forward_all(self, blobs: Sequence[str] | None = None, **inputs: np.ndarray) -> Arrays:
@@ -225,7 +225,7 @@ class Net:
     # -- shapes, parameters, data -----------------------------------------------------------------------------------
     def reshape(self) -> None:
         """Carries the shapes of the input blobs through the net."""
-        with own_exceptions():
+        with OwnExceptions():
             self._run.reshape()
 
     def clear_param_diffs(self) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from caffe import settings
-from caffe.failures import need_file, own_exceptions
+from caffe.failures import OwnExceptions, need_file
 from caffe.logs import FaceLog
 from caffe.net import Net
 from poseidon.net import Stepwise
@@ -54,7 +54,7 @@ class Solver:
             param.type = self.rule
         if param.random_seed < 0:
             param.random_seed = settings.next_seed() or -1
-        with own_exceptions():
+        with OwnExceptions():
             self._solver = PoseidonSolver(param, listeners=[FaceLog()], keep_update=True)
             stepwise = Stepwise(self._solver.net)
             tests = [Stepwise(net) for net in self._solver.test_nets]
@@ -77,12 +77,12 @@ class Solver:
 
     def step(self, num_iterations: int) -> None:
         """Trains for a number of iterations, with the tests and snapshots that fall into them."""
-        with own_exceptions():
+        with OwnExceptions():
             self._solver.step(int(num_iterations))
 
     def solve(self, resume: str | None = None) -> None:
         """Trains up to max_iter, from a .solverstate if one is given."""
-        with own_exceptions():
+        with OwnExceptions():
             self._solver.solve(resume)
 
     def apply_update(self) -> None:

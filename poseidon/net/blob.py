@@ -36,7 +36,7 @@ class _Memory:
         return alive
 
     def put(self, value: Tensor) -> None:
-        if self.watched and value.shape == self.tensor.shape:
+        if self._array is not None and self.watched and value.shape == self.tensor.shape:
             if value.data_ptr() != self.tensor.data_ptr() or value.stride() != self.tensor.stride():
                 self.tensor.copy_(value)
         else:

@@ -45,6 +45,7 @@ class _Station:
     node: Node
     bottoms: list[Blob]
     tops: list[Blob]
+    overwritten: list[bool]  # which bottoms are tops as well
     is_input: bool
     on_blobs: bool
     weighted: list[tuple[Blob, float]]
@@ -70,6 +71,7 @@ class Stepwise:
         self.blobs: dict[str, Blob] = {}
         self.callbacks = LayerCallbacks()
         self._stations = [self._station(node) for node in self.nodes]
+        self._records = any(node.needs_backward for node in self.nodes)
         self.faces = {name: NetBlob(blob) for name, blob in self.blobs.items()}
 
     def index_of(self, layer_name: str) -> int:
@@ -83,8 +85,9 @@ class Stepwise:
         """Runs the layers start … end (inclusive) and returns the loss they add up to."""
         last = len(self.nodes) - 1 if end is None else end
         loss = 0.0
-        for index in range(start, last + 1):
-            loss += self.forward_layer(index)
+        with torch.set_grad_enabled(self._records):  # once, where no layer needs another
+            for index in range(start, last + 1):
+                loss += self.forward_layer(index)
         self.net.draws.clock += 1
         return loss
 
@@ -99,7 +102,7 @@ class Stepwise:
             self._run_layer(station)
         loss = 0.0
         for blob, _ in station.weighted:
-            loss += float((blob.data * blob.diff).sum())
+            loss += _weighted_sum(blob)
         for callback in self.callbacks.after_forward:
             callback(index)
         return loss
@@ -107,24 +110,14 @@ class Stepwise:
     def _run_layer(self, station: _Station) -> None:
         node = station.node
         self._fit(station)
-        bottoms = [self._leaf(station, i) for i in range(len(station.bottoms))]
-        tops = self._compute(node, bottoms)
+        bottoms = _leaves(station)
+        tops = _compute(node, bottoms)
         if node.needs_backward:
             station.call = _Call(bottoms, tops, _versions(node), self.net.draws.clock)
         for blob, top in zip(station.tops, tops, strict=True):
             blob.data = top.detach()
         for blob, weight in station.weighted:
             blob.fit_diff(weight)
-
-    def _compute(self, node: Node, bottoms: list[Tensor]) -> tuple[Tensor, ...]:
-        layer = node.layer
-        overwrites, layer.in_place = layer.in_place, False
-        try:
-            with torch.set_grad_enabled(node.needs_backward):
-                made = layer(*bottoms)
-        finally:
-            layer.in_place = overwrites
-        return made if isinstance(made, tuple) else (made,)
 
     def _run_on_blobs(self, station: _Station) -> None:
         """Lets a layer work on the blobs themselves; their shapes afterwards are what it wants them to be."""
@@ -139,25 +132,14 @@ class Stepwise:
     def _fit(self, station: _Station) -> None:
         """Lets the layer check shapes that changed since it last ran, as Caffe reshapes on every forward pass."""
         node = station.node
-        shapes = tuple([blob.shape for blob in station.bottoms])
+        shapes = tuple([blob.data.shape for blob in station.bottoms])
         if shapes != node.bottom_shapes:
-            tops = node.layer.reshape(shapes)
-            node.bottom_shapes = shapes
+            plain = tuple(map(tuple, shapes))
+            tops = node.layer.reshape(plain)
+            node.bottom_shapes = plain
             for name, top in zip(node.tops, tops, strict=True):
                 node.layer.check_room(f"top {name!r}", top)
                 self.net.graph.shapes[name] = tuple(top)
-
-    def _leaf(self, station: _Station, i: int) -> Tensor:
-        """A bottom as the root of this layer's own small graph.
-
-        `.data` gives an alias with its own version counter: a user's edit between forward and backward then acts on
-        the gradient, as in Caffe, instead of being reported by autograd.
-        """
-        blob, node = station.bottoms[i], station.node
-        value = blob.data.data
-        if blob.watched and node.bottoms[i] in node.tops:
-            value = value.clone()  # the result will be copied over this memory, which backward still needs
-        return value.requires_grad_() if node.bottom_needs_grad[i] and value.is_floating_point() else value
 
     # -- backward ---------------------------------------------------------------------------------------------------
     def backward(self, start: int | None = None, end: int = 0) -> None:
@@ -198,15 +180,16 @@ class Stepwise:
     def _current_call(self, station: _Station) -> _Call:
         """The last forward call, or one made of what the blobs hold now."""
         node, call, draws = station.node, station.call, self.net.draws
-        if call is not None and call.versions == _versions(node):
+        if call is not None and call.versions == _versions(node) and not _has_moved(station, call):
             return call
         kept = [(p, p.detach().clone()) for p in node.layer.parameters() if not p.requires_grad]
         now, draws.clock = draws.clock, (draws.clock if call is None else call.clock)
         try:
-            if call is None:
-                self._fit(station)
-            bottoms = [self._leaf(station, i) for i in range(len(station.bottoms))] if call is None else call.bottoms
-            tops = self._compute(node, bottoms)
+            self._fit(station)
+            bottoms = _leaves(station)
+            if call is not None:  # what has been overwritten since is only there
+                bottoms = [call.bottoms[i] if gone else bottoms[i] for i, gone in enumerate(station.overwritten)]
+            tops = _compute(node, bottoms)
         finally:
             draws.clock = now
             with torch.no_grad():
@@ -258,6 +241,7 @@ class Stepwise:
             node,
             [self.blobs[name] for name in node.bottoms],
             tops,
+            [name in node.tops for name in node.bottoms],
             is_input=node.layer.type_name == "Input",
             on_blobs=isinstance(node.layer, Python) and node.layer.shows_memory,
             weighted=weighted,
@@ -275,9 +259,61 @@ class Stepwise:
         return [self.faces[name] for name in node.bottoms], [self.faces[name] for name in node.tops]
 
 
+def _weighted_sum(blob: Blob) -> float:
+    """A loss: its values times its diff, which holds the weight unless somebody has changed it."""
+    if blob.data.dim() == 0:
+        return blob.data.item() * blob.diff.item()
+    return (blob.data * blob.diff).sum().item()
+
+
+def _leaves(station: _Station) -> list[Tensor]:
+    """The bottoms as roots of this layer's own small graph.
+
+    `.data` gives an alias with its own version counter: a user's edit between forward and backward then acts on the
+    gradient, as in Caffe, instead of being reported by autograd.
+    """
+    leaves = []
+    for blob, overwritten, needs_grad in zip(
+        station.bottoms, station.overwritten, station.node.bottom_needs_grad, strict=True
+    ):
+        value = blob.data.data
+        if overwritten and blob.watched:
+            value = value.clone()  # the result will be copied over this memory, which backward still needs
+        if needs_grad and value.is_floating_point():
+            value.requires_grad_()
+        leaves.append(value)
+    return leaves
+
+
+def _compute(node: Node, bottoms: list[Tensor]) -> tuple[Tensor, ...]:
+    """The layer's tops, in memory of their own, with a graph if backward needs one."""
+    layer = node.layer
+    overwrites = layer.in_place
+    if overwrites:
+        layer.in_place = False
+    try:
+        if node.needs_backward == torch.is_grad_enabled():
+            made = layer(*bottoms)
+        else:
+            with torch.set_grad_enabled(node.needs_backward):
+                made = layer(*bottoms)
+    finally:
+        if overwrites:
+            layer.in_place = True
+    return made if isinstance(made, tuple) else (made,)
+
+
 def _versions(node: Node) -> tuple[int, ...]:
     """How often each parameter has been written to by torch; a user's edits through arrays do not count."""
     return tuple([p._version for p in node.layer._parameters.values() if p is not None])
+
+
+def _has_moved(station: _Station, call: _Call) -> bool:
+    """True if a bottom's values are elsewhere since: somebody has looked at them, and perhaps edited."""
+    return any(
+        not overwritten and blob.data.data_ptr() != bottom.data_ptr()
+        for blob, bottom, overwritten in zip(station.bottoms, call.bottoms, station.overwritten, strict=True)
+    )
 
 
 def _accumulate(param: nn.Parameter, grad: Tensor | None) -> None:
