@@ -14,6 +14,7 @@ from poseidon.cli.command import Command, Flags, listed, net_flags, one_of, posi
 from poseidon.cli.terminal import loading
 from poseidon.errors import UsageError
 from poseidon.plan import (
+    PATTERNS,
     PAYLOAD_SHARE,
     WIRES,
     Cluster,
@@ -41,6 +42,9 @@ def declare(flags: Flags) -> None:
     flags.flag("gpu-flops", type=above_zero, default=6e12, metavar="RATE", help="a device's FLOP/s (6e12)")
     flags.flag("compute-ms", type=above_zero, metavar="T", help="what an iteration computes, in milliseconds")
     flags.flag("measure", action="store_true", help="time the layers on this machine")
+    flags.flag(
+        "pattern", type=one_of(PATTERNS), default=PATTERNS[0], metavar="NAME", help=f"{'|'.join(PATTERNS)} (collective)"
+    )
     flags.flag("wire", type=one_of(WIRES), default="fp32", metavar="TYPE", help="fp32|bf16|fp16 on the network (fp32)")
     flags.flag("scheme", type=scheme_name, default=AUTO, metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
     flags.flag("units", default="", metavar="LIST", help="schemes by parameter or layer: fc6=ring,fc7*=factors")
@@ -71,6 +75,7 @@ def run(found: argparse.Namespace) -> int:
         wire=found.wire,
         scheme=None if found.scheme == AUTO else parse_scheme(found.scheme),
         overrides=parse_overrides(found.units) if found.units else (),
+        pattern=found.pattern,
     )
     if found.measure and found.compute_ms is not None:
         raise UsageError("give --measure to time the layers here or --compute-ms to say what they take, not both")

@@ -18,6 +18,7 @@ from poseidon.cli.plan import AUTO, SCHEMES
 from poseidon.cli.terminal import LastingStream, loading
 from poseidon.errors import PeerLost, PoseidonError, UsageError, WorkersDiffer, WorkersFailed
 from poseidon.plan import (
+    PATTERNS,
     PAYLOAD_SHARE,
     WIRES,
     PlanRequest,
@@ -47,6 +48,7 @@ def worker_flags(flags: Flags) -> None:
     flags.flag("scheme", type=one_of(SCHEMES), metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
     flags.flag("schemes", metavar="LIST", help="schemes by layer or parameter: fc6=ring,fc7*=factors")
     flags.flag("reduce", type=one_of(REDUCTIONS), metavar="HOW", help="gradients over workers: average|sum (average)")
+    flags.flag("pattern", type=one_of(PATTERNS), metavar="NAME", help=f"{'|'.join(PATTERNS)} ({PATTERNS[0]})")
     flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=f"dense gradients travel as {'|'.join(WIRES)} (fp32)")
     flags.flag("sync-bn", action="store_true", help="BatchNorm takes the statistics of all workers' batches")
     flags.flag("verify-replicas", type=positive_number, metavar="N", help="compare parameters every N iterations")
@@ -63,6 +65,7 @@ _NEED_SEVERAL = (
     "scheme",
     "schemes",
     "reduce",
+    "pattern",
     "wire",
     "sync_bn",
     "verify_replicas",
@@ -95,6 +98,7 @@ def plan_request(found: argparse.Namespace) -> PlanRequest:
         wire=found.wire or WIRES[0],
         scheme=None if found.scheme in (None, AUTO) else parse_scheme(found.scheme),
         overrides=parse_overrides(found.schemes) if found.schemes else (),
+        pattern=found.pattern or PATTERNS[0],
     )
 
 

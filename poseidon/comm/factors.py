@@ -89,6 +89,12 @@ class FactorExchange(Exchange):
     def discard(self) -> None:
         self._coming = None
 
+    @property
+    def block_bytes(self) -> int:
+        """What one worker's factors of an iteration take."""
+        element_bytes: int = self.members[0].parameter.element_size()
+        return self.layout.num_rows * (self.num_outputs + self.num_inputs) * element_bytes
+
     def final(self) -> Collected:
         """All rows of this iteration."""
         assert self._final is not None, "the weight is offered before its unit begins"

@@ -275,7 +275,7 @@ class Scheduler:
         if not isinstance(problem, PeerLost):
             exchange.transport.abort(f"{type(problem).__name__}: {problem} ({place})")
         with self._changed:
-            self._failure = _placed(problem, place)
+            self._failure = placed(problem, place)
             self._changed.notify_all()
 
     def _raise_failure(self) -> None:
@@ -283,7 +283,7 @@ class Scheduler:
             raise self._failure
 
 
-def _placed(problem: BaseException, place: str) -> BaseException:
+def placed(problem: BaseException, place: str) -> BaseException:
     """The problem with the place where it happened."""
     if isinstance(problem, TransportError):
         found: BaseException = type(problem)(f"{problem} ({place})", problem.ranks)

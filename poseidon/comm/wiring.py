@@ -11,6 +11,7 @@ from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.factor_server import FactorServer
 from poseidon.comm.factors import FactorLayout, Factors
 from poseidon.comm.narrow import NARROW_DTYPES, NarrowRing, NarrowServer
+from poseidon.comm.notified.exchanges import FlowExchange
 from poseidon.comm.part import members_of
 from poseidon.comm.ring import Ring
 from poseidon.comm.rows import Rows
@@ -18,18 +19,24 @@ from poseidon.comm.server import Server
 from poseidon.comm.several import Several, groups_of
 from poseidon.net.layers.inner_product import InnerProduct
 from poseidon.net.net import Net
-from poseidon.plan import CommPlan, Scheme
+from poseidon.plan import GPI, CommPlan, Scheme, flows_of
 from poseidon.transport import Transport
 
 
 def make_exchanges(net: Net, plan: CommPlan, transport: Transport, iter_size: int = 1) -> list[Exchange]:
     """The exchange of every unit that travels. `iter_size`: how many passes an iteration has."""
     parameters = {f"{entry.layer}/{entry.index}": entry.value for entry in net.learnable}
-    exchanges = []
+    exchanges: list[Exchange] = []
+    flows = flows_of(plan) if plan.pattern == GPI else ()
     for unit in plan.units:
         if unit.scheme is not Scheme.LOCAL:
             members = members_of([(name, parameters[name]) for name in unit.params])
-            exchanges.append(_exchange(Wiring(unit, members, transport, plan.order), plan.wire, net, iter_size))
+            wiring = Wiring(unit, members, transport, plan.order)
+            if plan.pattern == GPI and unit.scheme.is_dense:
+                own = [flow for flow in flows if flow.send.unit == unit.index]
+                exchanges.append(FlowExchange(wiring, own))
+            else:
+                exchanges.append(_exchange(wiring, plan.wire, net, iter_size))
     return exchanges
 
 

@@ -8,9 +8,10 @@ Nothing here computes with tensors, opens sockets or looks at a clock.
 from __future__ import annotations
 
 from poseidon.plan.cluster import PAYLOAD_SHARE, Cluster, parse_bandwidth, parse_nodes, parse_seconds
-from poseidon.plan.commplan import WIRES, CommPlan, Scheme, Send, Unit, parse_scheme
+from poseidon.plan.commplan import GPI, PATTERNS, WIRES, CommPlan, Scheme, Send, Unit, parse_scheme
 from poseidon.plan.cost import Cost, CostModel, Load
 from poseidon.plan.fits import check_fits
+from poseidon.plan.flows import Flow, flows_of
 from poseidon.plan.order import Order
 from poseidon.plan.planner import make_plan
 from poseidon.plan.profile import FactorShape, LayerProfile, NetProfile, ParamProfile, RowShape
@@ -19,6 +20,8 @@ from poseidon.plan.simulate import Event, Timeline, simulate
 from poseidon.plan.table import PlanTable, plan_table
 
 __all__ = [
+    "GPI",
+    "PATTERNS",
     "PAYLOAD_SHARE",
     "WIRES",
     "Cluster",
@@ -27,6 +30,7 @@ __all__ = [
     "CostModel",
     "Event",
     "FactorShape",
+    "Flow",
     "LayerProfile",
     "Load",
     "NetProfile",
@@ -41,6 +45,7 @@ __all__ = [
     "Timeline",
     "Unit",
     "check_fits",
+    "flows_of",
     "make_plan",
     "parse_bandwidth",
     "parse_nodes",

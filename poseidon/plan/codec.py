@@ -57,6 +57,10 @@ def _encoded_field(kind: Any, value: Any) -> Any:
     return _encoded(float(value) if kind is float else value)
 
 
+# Plans saved before there was a choice have no pattern: they are collective.
+_SINCE_FORMAT_1 = "pattern"
+
+
 @functools.cache
 def _fields(kind: Any) -> dict[str, Any]:
     """The fields of a dataclass and their types, in order."""
@@ -84,14 +88,14 @@ def _decoded_dataclass(kind: Any, data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         raise _mismatch(where, "an object", data)
     wanted = _fields(kind)
-    missing = [name for name in wanted if name not in data]
+    missing = [name for name in wanted if name not in data and name != _SINCE_FORMAT_1]
     unknown = [name for name in data if name not in wanted]
     if missing or unknown:
         raise PlanError(
             f"{where}: expected the fields {', '.join(wanted)}; missing: {', '.join(missing) or 'none'}; "
             f"unknown: {', '.join(unknown) or 'none'}"
         )
-    return kind(**{name: _decoded(wanted[name], data[name], f"{where}.{name}") for name in wanted})
+    return kind(**{name: _decoded(wanted[name], data[name], f"{where}.{name}") for name in wanted if name in data})
 
 
 def _decoded_enum(kind: Any, data: Any, where: str) -> Any:

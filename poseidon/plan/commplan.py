@@ -37,13 +37,19 @@ class Scheme(enum.Enum):
     FACTORS = "factors"  # the factors of an inner product, gathered; every worker rebuilds and updates
     FACTOR_SERVER = "factor-server"  # factors pushed to the owners of slices, updated there, pulled dense
     ROWS = "rows"  # the rows of a table that were touched, gathered; every worker updates
+    TREE = "tree"  # dense, by notified puts only: up a tree to its root, updated there, values down again
 
     @property
     def is_dense(self) -> bool:
-        return self in (Scheme.RING, Scheme.SERVER)
+        return self in (Scheme.RING, Scheme.SERVER, Scheme.TREE)
 
 
 WIRES = ("fp32", "bf16", "fp16")
+COLLECTIVE, GPI = PATTERNS = ("collective", "gpi")
+PATTERN_SCHEMES = {
+    COLLECTIVE: tuple(scheme for scheme in Scheme if scheme is not Scheme.TREE),
+    GPI: (Scheme.LOCAL, Scheme.SERVER, Scheme.FACTORS, Scheme.TREE),
+}
 
 
 def parse_scheme(text: str) -> Scheme:
@@ -92,6 +98,7 @@ class CommPlan:
     wire            what dense gradients cross the network as; `fp32` stands for the elements' own width
     in_flight       how many sends may be on their way at once
     iteration_s     predicted;   compute_s   what it would be if no worker ever waited
+    pattern         `collective`: operations that workers take part in together; `gpi`: notified puts (`flows.py`)
     """
 
     units: tuple[Unit, ...]
@@ -103,6 +110,7 @@ class CommPlan:
     iteration_s: float
     compute_s: float
     format: int = FORMAT
+    pattern: str = COLLECTIVE
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:
@@ -111,6 +119,10 @@ class CommPlan:
             raise PlanError(f"a plan's wire is one of {', '.join(WIRES)}, got {self.wire!r}")
         if self.in_flight < 1:
             raise PlanError(f"a plan's in_flight must be at least 1, got {self.in_flight}")
+        if self.pattern not in PATTERNS:
+            raise PlanError(f"a plan's pattern is one of {', '.join(PATTERNS)}, got {self.pattern!r}")
+        if self.pattern == GPI and self.wire != WIRES[0]:
+            raise PlanError(f"notified puts move elements as they are (fp32), got a plan with wire {self.wire!r}")
         self._check_units()
         self._check_order()
 
@@ -124,6 +136,11 @@ class CommPlan:
         if any(unit.scheme is Scheme.LOCAL for unit in self.units[:-1]):
             raise PlanError("what stays local is one unit, the last, got a LOCAL unit before others")
         for unit in self.units:
+            if unit.scheme not in PATTERN_SCHEMES[self.pattern]:
+                raise PlanError(
+                    f"unit {unit.index} ({unit.params[0]}) goes by {unit.scheme.name}, which the pattern "
+                    f"{self.pattern!r} has not"
+                )
             if not unit.params or len(unit.params) != len(unit.shapes):
                 raise PlanError(f"unit {unit.index} needs parameters and a shape for each, got {unit.params}")
             num_elems = sum(math.prod(shape) for shape in unit.shapes)

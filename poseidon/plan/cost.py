@@ -20,6 +20,10 @@ sends all blocks but its successor's, and receives all but its own. With one wor
     FACTOR_SERVER   e · (P − 1) · (K · S + K · L / P)  +  w · M · N' · (P − 1) / P
     ROWS            (P − 1) · r · (e · width + 4)
 
+Under the pattern `gpi` workers put to workers, nodes or not: SERVER and TREE send 2 · B · g · (P − g) / P, in one step
+each way or in as many as the tree has levels; on each of them a worker waits for k puts, most of the time on the links
+of others.
+
 A bias that rides on a weight costs nothing beside that weight's factors.
 
 Seconds: the wire carries max(sent, received) of the node where that is most, at β, or at the share of β that gathers
@@ -38,10 +42,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from poseidon.plan.cluster import Cluster
-from poseidon.plan.commplan import Scheme
+from poseidon.plan.commplan import COLLECTIVE, GPI, Scheme
 from poseidon.plan.profile import FactorShape, RowShape
+from poseidon.plan.trees import tree_arity, tree_levels
 
 ROW_NUMBER_BYTES = 4
+PUT_S = 5e-5  # what a notified put takes of the processor, both its ends together
 
 # What a send is made of besides all-reduces: push and pull; one gather; two pushes and a pull; sizes and rows.
 _NUM_COLLECTIVES = {Scheme.SERVER: 2, Scheme.FACTORS: 1, Scheme.FACTOR_SERVER: 3, Scheme.ROWS: 2}
@@ -73,7 +79,8 @@ class Load:
 class Phase:
     """One leg of an exchange: bytes each node sends and receives, and messages that follow one another.
 
-    `share` is the part of the bandwidth it gets.
+    `share` is the part of the bandwidth it gets; `waited_bytes` are those that a unit waits for although they are on
+    other workers' links, not this one's.
     `is_pull` marks the leg that comes after the owners' update, `is_once` what goes with a unit's first send only.
     """
 
@@ -82,6 +89,7 @@ class Phase:
     num_steps: int
     share: float
     local_bytes: float = 0.0
+    waited_bytes: float = 0.0
     is_pull: bool = False
     is_once: bool = False
 
@@ -129,9 +137,10 @@ class Cost:
 class CostModel:
     """Costs on one cluster, with one width on the wire."""
 
-    def __init__(self, cluster: Cluster, wire: str = "fp32") -> None:
+    def __init__(self, cluster: Cluster, wire: str = "fp32", pattern: str = COLLECTIVE) -> None:
         self.cluster = cluster
         self.wire = wire
+        self._puts = pattern == GPI
         self._shares = [workers / cluster.num_workers for workers in cluster.node_workers]
         self._most_workers = max(cluster.node_workers)
         self._known: dict[tuple[Scheme, Load], Cost] = {}
@@ -145,6 +154,9 @@ class CostModel:
 
     def send_s(self, scheme: Scheme) -> float:
         """What every send takes of the worker's own time."""
+        if self._puts:
+            others = self.cluster.num_workers - 1
+            return PUT_S * {Scheme.TREE: 2, Scheme.FACTORS: others}.get(scheme, 2 * others)
         return self.cluster.send_s + _NUM_COLLECTIVES.get(scheme, 0) * self.cluster.collective_s
 
     def _cost(self, scheme: Scheme, load: Load) -> Cost:
@@ -171,6 +183,8 @@ class CostModel:
     def _server(self, load: Load) -> list[Phase]:
         others = self.cluster.num_nodes - 1
         dense = self.wire_bytes(load) * load.num_elems
+        if self._puts:
+            return self._flows(dense, 1, 0.0, load)
         push = Phase(
             sent=tuple(dense * (1 - share) for share in self._shares),
             received=tuple(dense * share * others for share in self._shares),
@@ -179,6 +193,24 @@ class CostModel:
             local_bytes=self._dense_memory(load),
         )
         return [push, self._pull(dense)]
+
+    def _tree(self, load: Load) -> list[Phase]:
+        """On each level a worker hears, or tells, k others one after another: the link is not filled meanwhile."""
+        dense = self.wire_bytes(load) * load.num_elems
+        arity = tree_arity(self.cluster.num_workers)
+        levels = tree_levels(self.cluster.num_workers, arity)
+        return self._flows(dense, levels, levels * arity * dense, load)
+
+    def _flows(self, dense: float, levels: int, waited_bytes: float, load: Load) -> list[Phase]:
+        """Notified puts: up to the roots, which go round, and down again; worker to worker, also inside a node."""
+        if self.cluster.num_nodes == 1:
+            levels, waited_bytes = 0, 0.0
+        each = tuple(
+            dense * workers * (1 - share)
+            for workers, share in zip(self.cluster.node_workers, self._shares, strict=True)
+        )
+        up = Phase(each, each, levels, 1.0, self._dense_memory(load), waited_bytes)
+        return [up, replace(up, local_bytes=0.0, is_pull=True)]
 
     def _factors(self, load: Load) -> list[Phase]:
         each = self._factor_bytes(load)
@@ -246,7 +278,7 @@ class CostModel:
         return Leg(
             wire_s=8 * max(*phase.sent, *phase.received) / (cluster.bandwidth_bps * phase.share),
             local_s=8 * phase.local_bytes / cluster.local_bps,
-            latency_s=phase.num_steps * cluster.latency_s,
+            latency_s=phase.num_steps * cluster.latency_s + 8 * phase.waited_bytes / cluster.bandwidth_bps,
             overhead_s=phase.num_steps * cluster.overhead_s,
         )
 
@@ -254,7 +286,7 @@ class CostModel:
         cluster = self.cluster
         if scheme is Scheme.LOCAL:
             return 0.0
-        owned = cluster.num_workers if scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER) else 1
+        owned = cluster.num_workers if scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.TREE) else 1
         update_s = 8 * load.elem_bytes * load.num_elems / owned / cluster.update_bps
         if scheme is not Scheme.FACTORS:
             return update_s
@@ -275,5 +307,6 @@ _PHASES: dict[Scheme, Callable[[CostModel, Load], list[Phase]]] = {
     Scheme.FACTORS: CostModel._factors,
     Scheme.FACTOR_SERVER: CostModel._factor_server,
     Scheme.ROWS: CostModel._rows,
+    Scheme.TREE: CostModel._tree,
 }
 assert set(_PHASES) == set(Scheme), "every scheme has a cost"

@@ -89,6 +89,7 @@ def make_plan(profile: NetProfile, cluster: Cluster, request: PlanRequest | None
         in_flight=request.in_flight,
         iteration_s=best.iteration_s,
         compute_s=profile.compute_s,
+        pattern=request.pattern,
     )
 
 
@@ -98,11 +99,11 @@ class Search:
     def __init__(self, profile: NetProfile, cluster: Cluster, request: PlanRequest, bundles: Sequence[Bundle]) -> None:
         self._bundles = bundles
         self._request = request
-        self._model = CostModel(cluster, request.wire)
+        self._model = CostModel(cluster, request.wire, request.pattern)
         self._passes = Passes(profile)
         self._barrier = profile.needs_all_gradients
         self._compute_s = profile.compute_s
-        self._costs = [{scheme: self._model.cost(scheme, b.load) for scheme in b.schemes} for b in bundles]
+        self._costs = [{scheme: self._model.cost(scheme, b.load) for scheme in request.ways_of(b)} for b in bundles]
         self._allowed = [
             self._undominated(index, allowed) for index, allowed in enumerate(allowed_schemes(bundles, request))
         ]

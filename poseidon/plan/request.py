@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from poseidon.errors import UsageError
 from poseidon.plan.bundles import Bundle
-from poseidon.plan.commplan import WIRES, Scheme, parse_scheme
+from poseidon.plan.commplan import COLLECTIVE, GPI, PATTERN_SCHEMES, PATTERNS, WIRES, Scheme, parse_scheme
 from poseidon.plan.order import Order
 
 MB = 1_000_000
@@ -51,8 +51,15 @@ class PlanRequest:
     orders: tuple[Order, ...] = (Order.READY, Order.NEEDED)
     cuts_factor_server: bool = False
     among: tuple[Scheme, ...] = tuple(Scheme)
+    pattern: str = COLLECTIVE
 
     def __post_init__(self) -> None:
+        if self.pattern not in PATTERNS:
+            raise UsageError(f"a pattern is one of {', '.join(PATTERNS)}, got {self.pattern!r}")
+        if self.pattern == GPI and self.wire != WIRES[0]:
+            raise UsageError(
+                f"the pattern {GPI!r} moves gradients as they are, got wire {self.wire!r}: leave one of the two out"
+            )
         if self.wire not in WIRES:
             raise UsageError(f"what crosses the network is one of {', '.join(WIRES)}, got {self.wire!r}")
         if self.in_flight < 1:
@@ -64,6 +71,18 @@ class PlanRequest:
         asked = [override.scheme for override in self.overrides]
         if Scheme.LOCAL in (self.scheme, *asked):
             raise UsageError("what learns cannot stay local, or replicas would drift apart: ask for another scheme")
+        for scheme in (self.scheme, *asked):
+            if scheme is not None and scheme not in PATTERN_SCHEMES[self.pattern]:
+                ways = ", ".join(way.value for way in PATTERN_SCHEMES[self.pattern] if way is not Scheme.LOCAL)
+                raise UsageError(
+                    f"the pattern {self.pattern!r} has the schemes {ways}, not {scheme.value}: choose one of them"
+                )
+
+    def ways_of(self, bundle: Bundle) -> tuple[Scheme, ...]:
+        """How a bundle can travel under this pattern, simplest first."""
+        ways = bundle.schemes if self.pattern == COLLECTIVE else (Scheme.SERVER, Scheme.TREE, *bundle.schemes[2:])
+        known = PATTERN_SCHEMES[self.pattern]
+        return tuple(scheme for scheme in ways if scheme in self.among and scheme in known)
 
 
 def parse_overrides(text: str) -> tuple[Override, ...]:
@@ -88,7 +107,7 @@ def allowed_schemes(bundles: Sequence[Bundle], request: PlanRequest) -> list[tup
                 f"{known}{', …' if len(bundles) > 8 else ''}"
             )
         for bundle in matched:
-            ways_there = _ways(bundle, request)
+            ways_there = request.ways_of(bundle)
             if override.scheme not in ways_there:
                 ways = ", ".join(scheme.value for scheme in ways_there)
                 raise UsageError(
@@ -102,11 +121,7 @@ def _allowed(bundle: Bundle, request: PlanRequest) -> tuple[Scheme, ...]:
     asked = [override.scheme for override in request.overrides if override.matches(bundle)]
     if asked:
         return (asked[-1],)
-    ways = _ways(bundle, request)
+    ways = request.ways_of(bundle)
     if request.scheme is None:
         return ways
-    return (request.scheme if request.scheme in ways else Scheme.RING,)
-
-
-def _ways(bundle: Bundle, request: PlanRequest) -> tuple[Scheme, ...]:
-    return tuple(scheme for scheme in bundle.schemes if scheme in request.among)
+    return (request.scheme if request.scheme in ways else ways[0],)

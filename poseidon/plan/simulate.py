@@ -204,7 +204,7 @@ def simulate(plan: CommPlan, profile: NetProfile, num_iterations: int = 1) -> Ti
 
 def _on_link(plan: CommPlan, profile: NetProfile) -> tuple[list[Job], list[Piece]]:
     """The plan's units and sends as they are played."""
-    model = CostModel(plan.cluster, plan.wire)
+    model = CostModel(plan.cluster, plan.wire, plan.pattern)
     params = {param.name: param for param in profile.params}
     places: dict[str, int] = {}
     for index, layer in enumerate(profile.layers):

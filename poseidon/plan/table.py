@@ -27,9 +27,15 @@ def plan_table(plan: CommPlan) -> PlanTable:
     """The plan's text in parts, for whoever lays it out."""
     above = (
         f"cluster   {plan.cluster.describe()}",
-        f"wire      {plan.wire}, {plan.in_flight} sends on their way at most",
+        f"wire      {plan.wire}, {_on_their_way(plan)}",
     )
     return PlanTable(above, tuple(_row(unit) for unit in plan.units), _below(plan))
+
+
+def _on_their_way(plan: CommPlan) -> str:
+    if plan.pattern == "gpi":
+        return "by notified puts (gpi): each as soon as its gradient is there"
+    return f"{plan.in_flight} sends on their way at most"
 
 
 def plan_text(plan: CommPlan) -> str:

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from poseidon.comm import Part, Scheduler, Taps, make_exchanges
 from poseidon.comm.events import CommListener
-from poseidon.plan import CommPlan, Scheme
+from poseidon.comm.notified.driver import NotifiedScheduler
+from poseidon.comm.notified.memory import Memory
+from poseidon.plan import GPI, CommPlan, Scheme
 from poseidon.run.rule_site import RuleSite
 from poseidon.solver import Solver
 from poseidon.solver.clip import Clipping
@@ -46,8 +48,13 @@ class DistributedUpdates:
         self._divisor = transport.size if averages else 1
         self._still = [name for unit in plan.units if unit.scheme is Scheme.LOCAL for name in unit.params]
         self.exchanges = make_exchanges(solver.net, plan, transport, solver.param.iter_size)
+        memory = Memory(plan, self.exchanges, transport) if plan.pattern == GPI else None  # moves parameters
         self._site = RuleSite(solver.rule, solver.slots, self.exchanges, transport)
-        self.scheduler = Scheduler(plan, self.exchanges, self._site.apply, listener)
+        self.scheduler: Scheduler | NotifiedScheduler
+        if memory is None:
+            self.scheduler = Scheduler(plan, self.exchanges, self._site.apply, listener)
+        else:
+            self.scheduler = NotifiedScheduler(plan, self.exchanges, self._site.apply, memory, listener)
         self._taps = Taps(solver.net, self.exchanges, self.scheduler)
         self._hyper: Hyper | None = None
 

@@ -22,6 +22,7 @@ from poseidon.solver.passes import PassResult
 from poseidon.spec import parse_net, parse_solver
 from poseidon.transport import Transport
 from poseidon.transport.inproc import run_workers
+from poseidon.transport.onesided.inproc import Tricks
 from tests.comm.nets import Case
 
 SOLVERS = {
@@ -127,7 +128,12 @@ def join(
 
 
 def train(
-    case: Case, kind: str, plan: CommPlan, steps: int = STEPS, dtype: torch.dtype = torch.float64
+    case: Case,
+    kind: str,
+    plan: CommPlan,
+    steps: int = STEPS,
+    dtype: torch.dtype = torch.float64,
+    tricks: Tricks | None = None,
 ) -> list[list[Tensor]]:
     """The parameters of every worker after training together."""
 
@@ -138,7 +144,7 @@ def train(
         worker.close()
         return values_of(worker.solver)
 
-    return run_workers(plan.cluster.num_workers, work)
+    return run_workers(plan.cluster.num_workers, work, tricks=tricks)
 
 
 def assert_replicas(values: list[list[Tensor]]) -> None:

@@ -95,9 +95,9 @@ def test_schemes_by_name():
     names = {"ring": "RING", "FACTOR_SERVER": "FACTOR_SERVER", " factor-server ": "FACTOR_SERVER", "Rows": "ROWS"}
     assert {text: parse_scheme(text).name for text in names} == names
     with pytest.raises(
-        UsageError, match="a scheme is one of local, ring, server, factors, factor-server, rows, got 'tree'"
+        UsageError, match="a scheme is one of local, ring, server, factors, factor-server, rows, tree, got 'bush'"
     ):
-        parse_scheme("tree")
+        parse_scheme("bush")
 
 
 @pytest.mark.parametrize(

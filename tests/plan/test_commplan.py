@@ -79,8 +79,8 @@ class TestJson:
             (lambda d: d.update(iteration_s=10**400), "CommPlan.iteration_s: expected a value of type float"),
             (lambda d: d.update(cluster=[]), r"CommPlan.cluster: expected an object, got \[\]"),
             (
-                lambda d: d["units"][1].update(scheme="tree"),
-                r'units\[1\].scheme: expected one of local, .*, got "tree"',
+                lambda d: d["units"][1].update(scheme="bush"),
+                r'units\[1\].scheme: expected one of local, .*, got "bush"',
             ),
             (lambda d: d["units"][0].update(scheme=["ring"]), r"units\[0\].scheme: expected one of local"),
             (lambda d: d["order"][0].update(start="0"), r"order\[0\].start: expected a value of type int"),

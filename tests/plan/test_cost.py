@@ -131,6 +131,7 @@ class TestSeconds:
             Scheme.FACTORS: 256,
             Scheme.FACTOR_SERVER: 64,
             Scheme.ROWS: 256,
+            Scheme.TREE: 64,
         }
 
     def test_shares_of_the_bandwidth(self):
@@ -145,6 +146,7 @@ class TestSeconds:
                 Scheme.FACTORS: 1.0 / 0.5,
                 Scheme.FACTOR_SERVER: 0.5 / 0.5 + 0.25 / 0.25 + 0.5 / 0.5,
                 Scheme.ROWS: 50 * 2004 / 1e6 / 0.5,
+                Scheme.TREE: 1.0,
             }
         )
 
@@ -152,4 +154,14 @@ class TestSeconds:
         costs = model((1, 1))
         load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8))
         pulled = {scheme for scheme in Scheme if costs.cost(scheme, load).pull.wire_s}
-        assert pulled == {Scheme.SERVER, Scheme.FACTOR_SERVER}
+        assert pulled == {Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.TREE}
+
+    def test_notified_puts_take_one_step_or_one_per_level(self):
+        """Eight workers, three children each: two levels, on each of which three whole puts are waited for."""
+        costs = CostModel(Cluster((1,) * 8, bandwidth_bps=8e6, latency_s=1e-3), pattern="gpi")
+        load = Load(250, 4)
+        for scheme, steps_s in ((Scheme.SERVER, 1e-3), (Scheme.TREE, 2 * (1e-3 + 3 * 1e-3))):
+            cost = costs.cost(scheme, load)
+            assert cost.push.latency_s == cost.pull.latency_s == pytest.approx(steps_s)
+            assert cost.bytes_sent == 2 * 1000 * 7 / 8
+        assert costs.send_s(Scheme.TREE) < costs.send_s(Scheme.SERVER)

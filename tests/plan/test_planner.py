@@ -27,6 +27,7 @@ from poseidon.plan import (
     parse_overrides,
     simulate,
 )
+from poseidon.plan.commplan import PATTERN_SCHEMES
 from poseidon.plan.planner import MOST_STEPS
 from tests.plan.known_nets import profile_of, resnet50
 from tests.plan.strategies import clusters, profiles
@@ -147,7 +148,7 @@ class TestSameInputSamePlan:
 
 class TestEveryElementOnce:
     @settings(deadline=None)
-    @given(profiles(max_layers=6), clusters(), st.sampled_from([None, *(s for s in Scheme if s is not Scheme.LOCAL)]))
+    @given(profiles(max_layers=6), clusters(), st.sampled_from([None, *PATTERN_SCHEMES["collective"][1:]]))
     def test_sends_cover_every_unit_once_in_order(self, profile, cluster, scheme):
         request = PlanRequest(scheme=scheme, chunk_bytes=(100_000,), fuse_bytes=(0, 300_000), cuts_factor_server=True)
         plan = make_plan(profile, cluster, request)

@@ -53,6 +53,7 @@ class Fabric:
         self.endpoints = [InprocEndpoint(self, rank) for rank in range(len(peers))]
         self._random = random.Random(None if tricks is None else tricks.seed)
         self._held: list[_Put] = []
+        self._under_way: _Put | None = None
         self._changed = threading.Condition()
         self._num_open = len(peers)
         if tricks is not None:
@@ -67,11 +68,20 @@ class Fabric:
             self._changed.notify_all()
 
     def outstanding(self, source: int, queue: int) -> bool:
-        return any(put.source == source and put.queue == queue and put.data is not None for put in self._held)
+        held = self._all_held()
+        return any(put.source == source and put.queue == queue and put.data is not None for put in held)
+
+    def _all_held(self) -> list[_Put]:
+        return self._held if self._under_way is None else [*self._held, self._under_way]
 
     def lose(self, rank: int, reason: str) -> None:
         for endpoint in self.endpoints:
             endpoint.board.fail(PeerLost(f"{self.peers[rank]} gave up: {reason}", (rank,)))
+
+    def flush(self, rank: int) -> None:
+        """Waits until everything that a worker has put has arrived."""
+        with self._changed:
+            self._changed.wait_for(lambda: all(put.source != rank for put in self._all_held()))
 
     def leave(self, rank: int) -> None:
         for endpoint in self.endpoints:
@@ -100,10 +110,13 @@ class Fabric:
                 if len(self._held) < self._tricks.keep:
                     # Whoever waits for what is held must get it some time; more may come until then.
                     self._changed.wait(self._random.uniform(0, 0.0005))
-                put = self._held.pop(self._random.randrange(len(self._held)))
+                put = self._under_way = self._held.pop(self._random.randrange(len(self._held)))
                 if put.note is not None and self._random.random() < self._tricks.repeats:
                     self._held.append(_Put(put.source, None, put.spot, put.note, put.queue))
             self._deliver(put)
+            with self._changed:
+                self._under_way = None
+                self._changed.notify_all()
             self.endpoints[put.source].board.change()
 
 
@@ -186,5 +199,6 @@ class InprocEndpoint:
 
     def close(self) -> None:
         if not self._left:
+            self._fabric.flush(self.rank)
             self._left = True
             self._fabric.leave(self.rank)

@@ -1,0 +1,414 @@
+"""NotifiedScheduler: carries out a plan by notified puts. What the net's taps and the solver's updates see is the same
+as of `comm/scheduler.py`; inside nothing is started together with other workers.
+
+    compute thread    `ready`: puts a unit's gradient into its reducers' memory at once, and goes on
+    progress thread   waits for notifications; sums what is complete, most urgent unit first, applies the rule at roots,
+                      puts values into the children's parameters
+
+What may be done when is decided by `protocol.py`, where things lie by `memory.py`. A unit that the next forward pass
+needs sooner goes before others, in jobs and on the wire: its queue has a lower number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from poseidon.comm.events import (
+    CommEvent,
+    CommListener,
+    SendApplied,
+    SendReduced,
+    SendStarted,
+    UnitDone,
+    UnitReady,
+    WaitEnded,
+    WaitStarted,
+)
+from poseidon.comm.exchange import Exchange
+from poseidon.comm.factors import Factors
+from poseidon.comm.notified import protocol
+from poseidon.comm.notified.exchanges import FlowExchange
+from poseidon.comm.notified.layout import WAKE_ID
+from poseidon.comm.notified.memory import Memory
+from poseidon.comm.notified.protocol import Act, Gathering, Node, Stage
+from poseidon.comm.part import Apply, Part
+from poseidon.comm.scheduler import placed
+from poseidon.errors import PeerLost, TransportError, TransportTimeout
+from poseidon.plan import CommPlan, Flow, Send
+from poseidon.transport.onesided import Note
+from poseidon.transport.onesided.base import LAST_VALUE, NUM_QUEUES
+
+LOOK_S = 60.0  # how long the progress thread waits before it waits again
+FIRST_VERSION = LAST_VALUE  # the next one is 1
+
+_GATHER = -1  # in the place of a flow's number: the unit's gathering
+
+
+@dataclass(slots=True)
+class _Unit:
+    """How far a unit is in its current iteration."""
+
+    exchange: Exchange
+    flows: list[Flow]
+    queue: int
+    iteration: int = 0  # the last one made ready
+    done: int = 0  # the last one finished
+    context: Any = None
+    left: dict[Send, int] = field(default_factory=dict)  # flows and gatherings of each Send that are not over
+    held: dict[int, list[Part]] = field(default_factory=dict)  # by flow: reduced, waiting behind a barrier
+
+    @property
+    def is_over(self) -> bool:
+        return self.done == self.iteration
+
+
+class NotifiedScheduler:
+    """Drives the exchanges of one worker."""
+
+    def __init__(
+        self,
+        plan: CommPlan,
+        exchanges: Sequence[Exchange],
+        apply: Apply,
+        memory: Memory,
+        listener: CommListener | None = None,
+    ) -> None:
+        self.plan, self._memory, self._apply, self._listener = plan, memory, apply, listener
+        self._rank, self._endpoint, self._ids = memory.rank, memory.endpoint, memory.ids
+        self._listening = threading.Lock()
+        self._units = {exchange.unit.index: self._unit(exchange, len(exchanges)) for exchange in exchanges}
+        self._nodes = {
+            flow.index: Node(flow.parent(self._rank), flow.children(self._rank), FIRST_VERSION) for flow in memory.flows
+        }
+        others = frozenset(range(memory.size)) - {self._rank}
+        self._gatherings = {
+            index: Gathering(others, FIRST_VERSION)
+            for index, unit in self._units.items()
+            if isinstance(unit.exchange, Factors)
+        }
+        self._changed = threading.Condition()  # guards all of the above, and the jobs
+        self._jobs: list[tuple[int, int, bool]] = []  # unit, flow, whether it is to be applied only
+        self._awaited: int | None = None  # the unit that the compute thread waits for
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="poseidon-notified", daemon=True)
+        self._thread.start()
+
+    def _unit(self, exchange: Exchange, num_units: int) -> _Unit:
+        flows = exchange.flows if isinstance(exchange, FlowExchange) else []
+        # Each worker begins with another owner: nobody is aimed at by all at once.
+        turns = sorted(flows, key=lambda flow: (flow.send.start, (flow.root - self._rank) % self._memory.size))
+        return _Unit(exchange, turns, min(NUM_QUEUES - 1, exchange.unit.index * NUM_QUEUES // num_units))
+
+    # -- compute thread ---------------------------------------------------------------------------------------------
+    def ready(self, unit: int, context: Any) -> None:
+        """The unit's gradients of a new iteration are all offered; `context` comes back with them to `apply`."""
+        entry = self._units[unit]
+        assert entry.is_over, f"unit {unit} is ready again before it was done"
+        self._tell(UnitReady(unit))
+        with self._changed:
+            entry.context = context
+            entry.iteration += 1
+            entry.left = dict.fromkeys(entry.exchange.sends, 0)
+            for flow in entry.flows:
+                entry.left[flow.send] += 1
+            if not entry.flows:
+                entry.left[entry.exchange.sends[0]] = 1
+        for send in entry.left:
+            self._tell(SendStarted(unit, send))
+        try:
+            has_jobs = self._offer_block(unit, entry) if unit in self._gatherings else self._offer_flows(unit, entry)
+            if has_jobs:
+                self._endpoint.notify(self._rank, Note(WAKE_ID, 1))
+        except BaseException as problem:
+            self._fail(problem, entry.exchange)
+            raise
+
+    def _offer_flows(self, unit: int, entry: _Unit) -> bool:
+        """Puts what can be put; true if the progress thread has something to do."""
+        has_jobs = False
+        for flow in entry.flows:
+            with self._changed:
+                node, act = protocol.offered(self._nodes[flow.index])
+                goes_up = act is Act.SUM and node.parent is not None and not node.children
+                self._nodes[flow.index] = protocol.summed(node) if goes_up else node
+                if act is Act.SUM and not goes_up:
+                    heapq.heappush(self._jobs, (unit, flow.index, False))
+                    has_jobs = True
+            if goes_up:
+                self._put_up(flow, entry, node.coming)
+        return has_jobs
+
+    def _offer_block(self, unit: int, entry: _Unit) -> bool:
+        assert isinstance(entry.exchange, Factors)
+        with self._changed:
+            gathering = self._gatherings[unit] = protocol.own_block(self._gatherings[unit])
+            if gathering.is_complete:
+                heapq.heappush(self._jobs, (unit, _GATHER, False))
+        note = Note(self._ids.block(unit, gathering.turn, self._rank), gathering.coming)
+        block = entry.exchange.final().memory
+        for step in range(1, self._memory.size):
+            to = (self._rank + step) % self._memory.size
+            self._endpoint.write_notify(block, self._memory.spot_of_block(unit, to, gathering.turn), note, entry.queue)
+        return gathering.is_complete
+
+    def wait(self, unit: int) -> None:
+        """Returns when nothing of the unit is on its way."""
+        entry = self._units[unit]
+        with self._changed:
+            must_wait = not entry.is_over and not self._has_ended
+        if must_wait:
+            self._tell(WaitStarted(unit))
+        with self._changed:
+            self._awaited = unit
+            while not (entry.is_over or self._has_ended):
+                self._changed.wait()
+            self._awaited = None
+            self._raise_failure()
+            if not entry.is_over:
+                raise TransportError(f"{entry.exchange} was on its way when communication was closed")
+        if must_wait:
+            self._tell(WaitEnded(unit))
+
+    def drain(self) -> None:
+        """Returns when nothing is on its way."""
+        for unit in self._units:
+            self.wait(unit)
+        with self._changed:
+            self._raise_failure()
+
+    def wait_reduced(self) -> list[Part]:
+        """Behind a barrier: waits for all sums that this worker applies the rule to; their parts, unit by unit."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended or all(map(self._is_reduced, self._units.values())))
+            self._raise_failure()
+            if self._closed:
+                raise TransportError("gradients were on their way when communication was closed")
+            return [part for entry in self._units.values() for key in sorted(entry.held) for part in entry.held[key]]
+
+    def release(self) -> None:
+        """Behind a barrier: what `wait_reduced` has seen may be applied."""
+        with self._changed:
+            for unit, entry in self._units.items():
+                for key in entry.held:
+                    heapq.heappush(self._jobs, (unit, key, True))
+        self._endpoint.notify(self._rank, Note(WAKE_ID, 1))
+
+    def _is_reduced(self, entry: _Unit) -> bool:
+        roots = [flow for flow in entry.flows if flow.root == self._rank]
+        expected = len(roots) if entry.flows else 1
+        return entry.is_over or len(entry.held) == expected
+
+    def close(self) -> None:
+        """Ends; what is on its way is given up."""
+        with self._changed:
+            self._closed = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        with contextlib.suppress(TransportError):  # somebody is lost: the progress thread has ended by itself
+            self._endpoint.notify(self._rank, Note(WAKE_ID, 1))
+        self._thread.join()
+        self._endpoint.close()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._closed or self._failure is not None
+
+    # -- progress thread --------------------------------------------------------------------------------------------
+    def _run(self) -> None:
+        with torch.no_grad():
+            while not self._has_ended:
+                try:
+                    self._step()
+                except TransportTimeout:
+                    continue  # nothing has happened for long: a long test, a slow worker
+                except BaseException as problem:  # raised again to whoever waits
+                    self._fail(problem, None)
+
+    def _step(self) -> None:
+        with self._changed:
+            job = heapq.heappop(self._jobs) if self._jobs else None
+        notes = self._endpoint.take(self._ids.all, 0 if job is not None else LOOK_S)
+        for note in notes:
+            if note.id != WAKE_ID:
+                self._take(note)
+        if not notes and job is None:
+            self._check_left()
+        if job is not None:
+            if notes:
+                with self._changed:  # something more urgent may have become complete
+                    job = heapq.heappushpop(self._jobs, job)
+            self._carry_out(*job)
+
+    def _take(self, note: Note) -> None:
+        place, sender = self._ids.meaning(note.id)
+        if place >= self._ids.num_flows:
+            self._take_block(place - self._ids.num_flows, sender, note.value)
+            return
+        flow = self._memory.flows[place]
+        with self._changed:
+            node = self._nodes[place]
+            if sender == node.parent:
+                node, act = protocol.values_arrived(node, note.value)
+            else:
+                node, act = protocol.sum_arrived(node, sender, note.value)
+            self._nodes[place] = node
+            if act is Act.SUM:
+                heapq.heappush(self._jobs, (flow.send.unit, flow.index, False))
+        if act is Act.PASS_ON:
+            self._put_down(flow, node.version)
+            self._end_part(flow.send.unit, flow.send)
+
+    def _take_block(self, unit: int, sender: int, version: int) -> None:
+        with self._changed:
+            was_complete = self._gatherings[unit].is_complete
+            gathering = protocol.block_arrived(self._gatherings[unit], sender, version)
+            self._gatherings[unit] = gathering
+            if gathering.is_complete and not was_complete:
+                heapq.heappush(self._jobs, (unit, _GATHER, False))
+
+    def _carry_out(self, unit: int, flow: int, is_summed: bool) -> None:
+        entry = self._units[unit]
+        try:
+            if is_summed:
+                self._apply_parts(unit, flow, entry.held.pop(flow))
+            elif flow == _GATHER:
+                self._use_blocks(unit, entry)
+            else:
+                self._sum(self._memory.flows[flow], entry)
+        except BaseException as problem:
+            self._fail(problem, entry.exchange)
+
+    def _sum(self, flow: Flow, entry: _Unit) -> None:
+        assert isinstance(entry.exchange, FlowExchange)
+        gradient = entry.exchange.gradient(flow)
+        node = self._nodes[flow.index]
+        for child in node.children:
+            gradient += self._memory.sum_of(flow, child, gradient)
+        with self._changed:
+            self._nodes[flow.index] = protocol.summed(node)
+        if node.parent is not None:
+            self._put_up(flow, entry, node.coming)
+        else:
+            self._reduced(flow.send.unit, flow.index, entry.exchange.reduced(flow.send, flow))
+
+    def _use_blocks(self, unit: int, entry: _Unit) -> None:
+        exchange = entry.exchange
+        assert isinstance(exchange, Factors)
+        own = exchange.final().memory
+        turn = self._gatherings[unit].turn
+        blocks = [
+            own if rank == self._rank else self._memory.block_of(unit, rank, turn, own)
+            for rank in range(self._memory.size)
+        ]
+        parts = exchange.rebuilt(blocks)
+        with self._changed:
+            self._gatherings[unit] = protocol.block_read(self._gatherings[unit])
+        self._reduced(unit, _GATHER, parts)
+
+    def _reduced(self, unit: int, flow: int, parts: list[Part]) -> None:
+        if not self.plan.barrier:
+            self._apply_parts(unit, flow, parts)
+            return
+        with self._changed:
+            self._units[unit].held[flow] = parts
+            self._changed.notify_all()
+
+    def _apply_parts(self, unit: int, key: int, parts: list[Part]) -> None:
+        entry = self._units[unit]
+        self._apply(parts, entry.context)
+        if key == _GATHER:
+            self._end_part(unit, entry.exchange.sends[0])
+            return
+        flow = self._memory.flows[key]
+        with self._changed:
+            node = self._nodes[key] = protocol.applied(self._nodes[key])
+        self._put_down(flow, node.version)
+        self._end_part(unit, flow.send)
+
+    # -- puts -------------------------------------------------------------------------------------------------------
+    def _put_up(self, flow: Flow, entry: _Unit, version: int) -> None:
+        assert isinstance(entry.exchange, FlowExchange)
+        note = Note(self._ids.flow(flow.index, self._rank), version)
+        self._endpoint.write_notify(entry.exchange.gradient(flow), self._memory.spot_at_parent(flow), note, entry.queue)
+
+    def _put_down(self, flow: Flow, version: int) -> None:
+        children = flow.children(self._rank)
+        if children:
+            values = self._memory.values(flow)
+            note = Note(self._ids.flow(flow.index, self._rank), version)
+            queue = self._units[flow.send.unit].queue
+            for child in children:
+                self._endpoint.write_notify(values, self._memory.spot_of_values(flow, child), note, queue)
+
+    # -- ends -------------------------------------------------------------------------------------------------------
+    def _end_part(self, unit: int, send: Send) -> None:
+        """One of the unit's flows, or its gathering, is over on this worker."""
+        entry = self._units[unit]
+        with self._changed:
+            entry.left[send] -= 1
+            is_send_over = entry.left[send] == 0
+            is_over = not any(entry.left.values())
+        if is_send_over:
+            self._tell(SendReduced(unit, send))
+            self._tell(SendApplied(unit, send))
+        if is_over:
+            entry.exchange.drop()
+            self._tell(UnitDone(unit))
+            with self._changed:
+                entry.done = entry.iteration
+                if self._awaited == unit:
+                    self._changed.notify_all()
+
+    def _check_left(self) -> None:
+        """A peer has left in peace. That is a loss if something is still expected from it."""
+        gone = {rank for rank, is_there in enumerate(self._endpoint.health()) if not is_there}
+        with self._changed:
+            late = [entry for unit, entry in self._units.items() if not entry.is_over and self._expects(unit, gone)]
+        if late:
+            ranks = tuple(sorted(gone))
+            names = ", ".join(str(self._endpoint.peers[rank]) for rank in ranks)
+            raise PeerLost(f"{names} left the job before that was over; while exchanging {late[0].exchange}", ranks)
+
+    def _expects(self, unit: int, ranks: set[int]) -> bool:
+        if unit in self._gatherings:
+            gathering = self._gatherings[unit]
+            return gathering.has_own and bool(ranks & (gathering.others - gathering.arrived))
+        nodes = [self._nodes[flow.index] for flow in self._units[unit].flows]
+        return any(
+            node.parent in ranks if node.stage is Stage.WAITING else bool(ranks & (set(node.children) - node.arrived))
+            for node in nodes
+            if node.stage is Stage.WAITING or node.has_own
+        )
+
+    def _tell(self, event: CommEvent) -> None:
+        if self._listener is not None:
+            with self._listening:
+                self._listener(event)
+
+    def _fail(self, problem: BaseException, exchange: Exchange | None) -> None:
+        """Ends everything. Whoever is lost to us is lost to the others too; all else they have to be told."""
+        with self._changed:
+            if self._has_ended:  # what follows from the first failure, or from closing, is no news
+                return
+            if exchange is None:
+                under_way = [entry.exchange for entry in self._units.values() if not entry.is_over]
+                exchange = under_way[0] if under_way else next(entry.exchange for entry in self._units.values())
+            place = f"while exchanging {exchange}"
+            self._failure = placed(problem, place)
+            self._changed.notify_all()
+        if not isinstance(problem, PeerLost):
+            reason = f"{type(problem).__name__}: {problem} ({place})"
+            self._endpoint.abort(reason)
+            exchange.transport.abort(reason)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure

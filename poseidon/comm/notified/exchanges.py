@@ -1,0 +1,36 @@
+"""Exchanges under notified puts: what a unit offers, and who owns which of its elements. The driver moves them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from poseidon.comm.exchange import DenseExchange, Wiring
+from poseidon.comm.part import Member, Part, Region, regions_within
+from poseidon.plan import Flow, Send
+
+
+class FlowExchange(DenseExchange):
+    """A dense unit (SERVER, TREE); `flows` are its own."""
+
+    def __init__(self, wiring: Wiring, flows: Sequence[Flow]) -> None:
+        super().__init__(wiring)
+        self.flows = list(flows)
+
+    def begin(self, send: Send) -> list[Flow]:
+        """The trees that a Send's elements take."""
+        return [flow for flow in self.flows if flow.send == send]
+
+    def reduced(self, send: Send, token: Flow) -> list[Part]:
+        """At a flow's root, when the sum is in its memory."""
+        return self.parts(token.start, token.stop, self.gradient(token), everywhere=False)
+
+    def gradient(self, flow: Flow) -> Tensor:
+        """This worker's gradient of a flow's elements; what is summed is summed there."""
+        first = flow.start - flow.send.start
+        return self.memory(flow.send)[first : first + flow.stop - flow.start]
+
+    def shards(self, owner: int) -> list[tuple[Member, Region]]:
+        roots = [flow for flow in self.flows if flow.root == owner]
+        return [found for flow in roots for found in regions_within(self.members, flow.start, flow.stop)]
