@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from poseidon import __version__
 from poseidon.cli.command import Command, Flags
+from poseidon.cli.plugins import load_asked
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.spec import nearest
 
@@ -127,6 +128,7 @@ def _dispatch(program: Program, words: list[str]) -> int:
     except SystemExit:  # how argparse ends once it has printed the help
         sys.stdout.flush()
         return 0
+    load_asked(found, os.environ)
     return command.run(found) or 0
 
 

@@ -49,6 +49,7 @@ class Flags(argparse.ArgumentParser):
         self._switches: set[str] = set()
         self._operands: list[Operand] = []
         self.flag("debug", action="store_true", help="show the traceback of an error")
+        self.flag("plugin", default="", metavar="MODULES", help="Python modules or files with layers of your own")
 
     def flag(self, name: str, **options: Any) -> None:
         """Declares a flag; `name` is written with dashes."""
