@@ -12,7 +12,7 @@ from poseidon.comm import Exchange
 from poseidon.errors import PeerLost
 from poseidon.plan import CommPlan
 from tests.comm.nets import CASES, DEEP
-from tests.comm.training import join, solver_of, values_of
+from tests.comm.training import join, on_nodes, solver_of, values_of
 from tests.transport.jobs import joined
 from tests.worker_process import Seat
 
@@ -25,7 +25,7 @@ def train_all(seat: Seat, trainings: list[dict[str, str]], steps: int) -> list[l
     with joined(seat) as transport:
         for training in trainings:
             case, plan = BY_NAME[training["case"]], CommPlan.from_json(training["plan"])
-            worker = join(case, plan, transport, solver_of(case, training["kind"], case.batch))
+            worker = join(case, plan, on_nodes(transport, plan), solver_of(case, training["kind"], case.batch))
             worker.solver.step(steps)
             worker.updates.drain()
             worker.close()
@@ -37,7 +37,9 @@ def train_all(seat: Seat, trainings: list[dict[str, str]], steps: int) -> list[l
 def lose(seat: Seat, plan: str, victim: int, how: str) -> dict[str, Any]:
     """Trains until one worker's exchange fails, or its process dies in it."""
     with joined(seat) as transport:
-        worker = join(DEEP, CommPlan.from_json(plan), transport, solver_of(DEEP, "SGD", DEEP.batch, torch.float32))
+        parsed = CommPlan.from_json(plan)
+        solver = solver_of(DEEP, "SGD", DEEP.batch, torch.float32)
+        worker = join(DEEP, parsed, on_nodes(transport, parsed), solver)
         if seat.rank == victim:
             break_down(next(e for e in worker.updates.exchanges if e.members[0].name == "fc7/0"), how)
         try:

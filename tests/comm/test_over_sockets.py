@@ -40,6 +40,24 @@ def test_processes_equal_one_worker_with_all_their_batches(worker_pool: WorkerPo
             torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-12)
 
 
+NODES = ((3,), (2, 1), (1, 2))
+
+
+def test_processes_that_share_memory_equal_one_worker(worker_pool: WorkerPool):
+    cases = [(*entry, NODES[number % 3]) for number, entry in enumerate(SAMPLE)]
+    trainings = [
+        {"case": case.name, "kind": kind, "plan": plan_of(case, nodes, request).to_json()}
+        for case, kind, request, nodes in cases
+    ]
+    by_rank = worker_pool.results(jobs.train_all, SIZE, trainings=trainings, steps=STEPS)
+    assert by_rank[1] == by_rank[0]
+    assert by_rank[2] == by_rank[0]
+    for (case, kind, _, _), found in zip(cases, by_rank[0], strict=True):
+        for mine, expected in zip(found, one_worker(case, kind, SIZE), strict=True):
+            value = torch.tensor(mine, dtype=torch.float64).view(expected.shape)
+            torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-12)
+
+
 def test_narrow_wires_keep_replicas_alike(worker_pool: WorkerPool):
     trainings = [
         {"case": MLP.name, "kind": "SGD", "plan": plan_of(MLP, SIZE, plain_request(scheme=s, wire=wire)).to_json()}
@@ -51,9 +69,10 @@ def test_narrow_wires_keep_replicas_alike(worker_pool: WorkerPool):
     assert by_rank[2] == by_rank[0]
 
 
+@pytest.mark.parametrize("nodes", [(1, 1, 1), (3,), (1, 2)])
 @pytest.mark.parametrize("scheme", [Scheme.RING, Scheme.SERVER, Scheme.FACTORS])
-def test_a_worker_that_fails_is_named_with_what_was_exchanged(worker_pool: WorkerPool, scheme):
-    plan = plan_of(jobs.DEEP, SIZE, plain_request(scheme=scheme), torch.float32).to_json()
+def test_a_worker_that_fails_is_named_with_what_was_exchanged(worker_pool: WorkerPool, scheme, nodes):
+    plan = plan_of(jobs.DEEP, nodes, plain_request(scheme=scheme), torch.float32).to_json()
     outcomes = worker_pool.run(jobs.lose, SIZE, plan=plan, victim=1, how="raise")
     assert (outcomes[1].error, outcomes[1].text) == ("ValueError", "the cat sat on the cable")
     for outcome in (outcomes[0], outcomes[2]):
@@ -63,10 +82,11 @@ def test_a_worker_that_fails_is_named_with_what_was_exchanged(worker_pool: Worke
         assert "fc7/0, fc7/1" in outcome.value["text"]
 
 
-def test_a_worker_killed_while_exchanging_is_named(worker_pool: WorkerPool):
-    plan = plan_of(jobs.DEEP, SIZE, plain_request(scheme=Scheme.SERVER), torch.float32).to_json()
-    outcomes = worker_pool.run(jobs.lose, SIZE, lost=(2,), plan=plan, victim=2, how="kill")
-    for outcome in outcomes[:2]:
+@pytest.mark.parametrize(("nodes", "victim"), [((1, 1, 1), 2), ((3,), 2), ((3,), 0), ((2, 1), 1), ((1, 2), 1)])
+def test_a_worker_killed_while_exchanging_is_named(worker_pool: WorkerPool, nodes, victim):
+    plan = plan_of(jobs.DEEP, nodes, plain_request(scheme=Scheme.SERVER), torch.float32).to_json()
+    outcomes = worker_pool.run(jobs.lose, SIZE, lost=(victim,), plan=plan, victim=victim, how="kill")
+    for outcome in outcomes[:victim] + outcomes[victim + 1 :]:
         assert outcome.error is None, outcome.trace
-        assert outcome.value["ranks"] == [2]
+        assert outcome.value["ranks"] == [victim]
         assert "while exchanging unit" in outcome.value["text"]

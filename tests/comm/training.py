@@ -22,6 +22,7 @@ from poseidon.solver.passes import PassResult
 from poseidon.spec import parse_net, parse_solver
 from poseidon.transport import Transport
 from poseidon.transport.inproc import run_workers
+from poseidon.transport.levels import share_nodes
 from poseidon.transport.onesided.inproc import Tricks
 from tests.comm.nets import Case
 
@@ -72,7 +73,11 @@ def values_of(solver: Solver) -> list[Tensor]:
     return [entry.value.detach().clone() for entry in solver.net.learnable]
 
 
-def plan_of(case: Case, size: int, request: PlanRequest, dtype: torch.dtype = torch.float64) -> CommPlan:
+def plan_of(
+    case: Case, size: int | tuple[int, ...], request: PlanRequest, dtype: torch.dtype = torch.float64
+) -> CommPlan:
+    """`size`: how many workers there are, each on a node of its own, or how many there are on each node."""
+    nodes = (1,) * size if isinstance(size, int) else size
     solver = solver_of(case, "SGD", case.batch, dtype)
     profile = profile_net(
         solver.net,
@@ -80,7 +85,7 @@ def plan_of(case: Case, size: int, request: PlanRequest, dtype: torch.dtype = to
         iter_size=solver.param.iter_size,
         needs_all_gradients=solver.param.clip_gradients >= 0,
     )
-    return make_plan(profile, Cluster(node_workers=(1,) * size, bandwidth_bps=1e8, latency_s=1e-6), request)
+    return make_plan(profile, Cluster(node_workers=nodes, bandwidth_bps=1e8, latency_s=1e-6), request)
 
 
 def plain_request(**options) -> PlanRequest:
@@ -127,6 +132,14 @@ def join(
     return Worker(solver, updates)
 
 
+def on_nodes(transport: Transport, plan: CommPlan) -> Transport:
+    """The transport of a worker whose neighbours share its node, if the plan says so."""
+    counts = plan.cluster.node_workers
+    sharing = share_nodes(transport, [node for node, count in enumerate(counts) for _ in range(count)])
+    assert sharing.problem == ""
+    return sharing.transport
+
+
 def train(
     case: Case,
     kind: str,
@@ -138,7 +151,7 @@ def train(
     """The parameters of every worker after training together."""
 
     def work(transport: Transport) -> list[Tensor]:
-        worker = join(case, plan, transport, solver_of(case, kind, case.batch, dtype))
+        worker = join(case, plan, on_nodes(transport, plan), solver_of(case, kind, case.batch, dtype))
         worker.solver.step(steps)
         worker.updates.drain()
         worker.close()

@@ -21,6 +21,7 @@ from poseidon.transport.base import Transport
 from poseidon.transport.c10d import C10dOptions, C10dTransport, from_group, join
 from poseidon.transport.collectives import all_gather
 from poseidon.transport.faulty import Faults, FaultyTransport
+from poseidon.transport.levels import share_nodes
 from poseidon.transport.probe import probe
 from tests.transport import contract
 from tests.worker_process import Seat
@@ -42,6 +43,13 @@ def joined(seat: Seat) -> Iterator[C10dTransport]:
 def keep_contract(seat: Seat, clause: str) -> Any:
     with joined(seat) as transport:
         answer = getattr(contract, clause)(transport)
+        transport.barrier(30.0)
+        return answer
+
+
+def keep_contract_on_nodes(seat: Seat, clause: str, nodes: list[int]) -> Any:
+    with joined(seat) as transport:
+        answer = getattr(contract, clause)(share_nodes(transport, nodes).transport)
         transport.barrier(30.0)
         return answer
 

@@ -6,6 +6,7 @@ import pytest
 
 from poseidon.transport.faulty import Faults, FaultyTransport
 from poseidon.transport.inproc import run_workers
+from poseidon.transport.levels import share_nodes
 from tests.transport import contract, jobs
 from tests.workers import WorkerPool
 
@@ -45,6 +46,30 @@ def test_inproc(clause, size):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_faulty(clause, seed):
     answers = run_workers(3, lambda transport: clause(FaultyTransport(transport, Faults(seed))))
+    assert all(answer == answers[0] for answer in answers)
+
+
+# Sums of nodes in this order are sums in the order of ranks, which the contract asks for to the bit.
+@every_clause
+@pytest.mark.parametrize("nodes", [(0, 0, 0), (0, 0, 1), (0, 0, 0, 0)], ids=str)
+def test_levels(clause, nodes):
+    answers = run_workers(len(nodes), lambda transport: clause(share_nodes(transport, nodes).transport))
+    assert all(answer == answers[0] for answer in answers)
+
+
+@every_clause
+def test_levels_over_a_faulty_network(clause):
+    def work(transport):
+        return clause(share_nodes(FaultyTransport(transport, Faults(3)), (0, 0, 1)).transport)
+
+    answers = run_workers(3, work)
+    assert all(answer == answers[0] for answer in answers)
+
+
+@every_clause
+@pytest.mark.parametrize("nodes", [(0, 0, 0), (0, 0, 1)], ids=str)
+def test_levels_over_c10d(worker_pool: WorkerPool, clause, nodes):
+    answers = worker_pool.results(jobs.keep_contract_on_nodes, 3, clause=clause.__name__, nodes=nodes)
     assert all(answer == answers[0] for answer in answers)
 
 
