@@ -19,5 +19,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="all faults, 20 seeds each, over all schemes: takes hours")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--full"):
+        rest = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=rest)
+        items[:] = [item for item in items if item not in rest]
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: run by ./test.sh --full only")
     config.addinivalue_line("markers", "xdist_group(name): tests that share a pool of processes stay on one worker")

@@ -1,0 +1,160 @@
+"""Launching over a real sshd: what is refused, what is passed on, and that nothing is left on any host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.case import MAX_ITER, write_case
+from tests.faults.ssh_lab import SshLab, address, until
+
+ENDLESS = "max_iter: 1000000"
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    write_case(tmp_path)
+    return tmp_path
+
+
+def endless(folder: Path) -> None:
+    path = folder / "solver.prototxt"
+    path.write_text(path.read_text().replace(f"max_iter: {MAX_ITER}", ENDLESS))
+
+
+def nothing_left(lab: SshLab) -> None:
+    until(lambda: not any(lab.left_on(host) for host in range(lab.num_hosts)), "nothing is left on any host", 30)
+
+
+def test_hosts_that_lack_something_are_refused_before_any_worker_starts(folder):
+    mounts = {1: [f"mount --bind /dev/null {folder}/net.prototxt"], 2: [f"mount -t tmpfs none {folder}"]}
+    with SshLab(folder, 3, mounts=mounts, without_sshd=(2,)) as lab:
+        running = lab.train(hosts=f"{address(0)},{address(1)},{address(2)}")
+        assert running.wait() == 1
+        (line,) = running.lines
+        assert f"host {address(1)} has another net.prototxt than is here" in line
+        assert f"host {address(2)} cannot be reached by ssh: " in line
+        assert "Connection refused" in line
+        assert "poseidon doctor" in line
+        nothing_left(lab)
+
+
+def test_ctrl_c_reaches_all_workers_and_they_save_their_work(folder):
+    endless(folder)
+    with SshLab(folder, 2) as lab:
+        running = lab.train(hosts=lab.hosts(1, 2))
+        shown = running.wait_for("rank 0: ", "Iteration 30 (")
+        secrets_seen = [pid for host in (0, 1) for pid in lab.left_on(host) if b"POSEIDON_SECRET" in _words(pid)]
+        assert secrets_seen == [], "the secret is on no command line"
+        os.kill(_launcher(lab), signal.SIGINT)
+        assert running.wait() == 0, running.text
+        running.wait_for("Snapshotting solver state", after=shown)
+        nothing_left(lab)
+    assert all(line.startswith(("rank 0: ", "rank 1: ", "rank 2: ")) for line in running.lines)
+
+
+@pytest.mark.full
+def test_a_killed_launcher_leaves_nothing(folder):
+    endless(folder)
+    with SshLab(folder, 2) as lab:
+        running = lab.train()
+        running.wait_for("rank 0: ", "Iteration 30 (")
+        os.kill(_launcher(lab), signal.SIGKILL)
+        running.wait()
+        nothing_left(lab)
+
+
+@pytest.mark.full
+def test_a_dead_ssh_is_a_lost_host(folder):
+    endless(folder)
+    with SshLab(folder, 2) as lab:
+        running = lab.train()
+        running.wait_for("rank 0: ", "Iteration 30 (")
+        (ssh,) = [pid for pid in lab.pids(0) if _words(pid).startswith(b"ssh\0") and address(1).encode() in _words(pid)]
+        os.kill(ssh, signal.SIGKILL)
+        assert running.wait() in (1, 3), running.text
+        assert f"host {address(1)} (rank 1) is lost: the connection to it ended" in running.text
+        nothing_left(lab)
+
+
+@pytest.mark.full
+def test_fewer_machines_go_on_and_one_that_returns_is_taken_back(folder):
+    endless(folder)
+    with SshLab(folder, 3) as lab:
+        running = lab.train("--max-restarts=3", "--min-workers=2")
+        running.wait_for("rank 0: ", "Iteration 60 (")
+        lab.kill_host(2)
+        lost = running.wait_for("error: host 10.77.0.3", "is lost")
+        again = running.wait_for("cluster   2 workers", after=lost)
+        running.wait_for("rank 0: ", "Iteration ", "iter/s", after=again)
+        lab.serve(2)
+        back = running.wait_for("host 10.77.0.3 is back", after=again)
+        whole = running.wait_for("cluster   3 workers", after=back)
+        running.wait_for("rank 0: ", "Iteration ", "iter/s", after=whole)
+        os.kill(_launcher(lab), signal.SIGINT)
+        assert running.wait() == 0, running.text
+        nothing_left(lab)
+    assert running.text.count("restart ") == 1, "a return costs none"
+
+
+@pytest.mark.full
+def test_status_and_kill_from_another_host(folder):
+    endless(folder)
+    with SshLab(folder, 2) as lab:
+        running = lab.train()
+        running.wait_for("rank 0: ", "Iteration 100 (")
+        where = (f"--hosts={lab.hosts()}", f"--ssh={lab.ssh}")
+        until(
+            lambda: "computes" in _said(lab, "status", *where) or "waits for" in _said(lab, "status", *where), "status"
+        )
+        shown = _said(lab, "status", *where)
+        assert f"of {1000000}, loss " in shown
+        assert shown.count("pf") >= 2, "both hosts are named"
+        told = _said(lab, "kill", *where)
+        assert "ended pid" in told
+        running.wait()
+        nothing_left(lab)
+
+
+def _said(lab: SshLab, *words: str) -> str:
+    running = lab.start(*words)
+    running.wait()
+    return running.text
+
+
+def _launcher(lab: SshLab) -> int:
+    """The process of `poseidon train --hosts` itself."""
+    found = [pid for pid in lab.pids(0) if b"--hosts=" in _words(pid) and b"POSEIDON_LAUNCHER_PID" not in _environ(pid)]
+    return min(pid for pid in found if b"poseidon\0train" in _words(pid))
+
+
+def _words(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_ssh_is_missed_by_name(folder):
+    done = subprocess.run(
+        [sys.executable, "-m", "poseidon", "train", "--solver=solver.prototxt", "--hosts=a,b", "--ssh=no-such-ssh"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "there is no 'no-such-ssh' here; install openssh-client" in done.stderr
