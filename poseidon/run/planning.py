@@ -105,12 +105,8 @@ def _is_wanted(plan: CommPlan, solver: Solver, planning: Planning) -> bool:
     chosen: list[Scheme] = [units[bundle.params[0].name].scheme for bundle in bundles]
     allowed = allowed_schemes(bundles, planning.request)
     is_asked = all(scheme in options for scheme, options in zip(chosen, allowed, strict=True))
-    return (
-        is_asked
-        and plan.wire == planning.request.wire
-        and plan.pattern == planning.request.pattern
-        and planning.links.agree(plan.cluster)
-    )
+    is_alike = (plan.wire, plan.pattern) == (planning.request.wire, planning.request.pattern)
+    return is_asked and is_alike and planning.links.agree(plan.cluster)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
