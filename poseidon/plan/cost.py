@@ -6,7 +6,7 @@ fp16 is asked for. Factors and rows always travel in full width. B = w · elemen
 
 Workers of a node combine through its memory, and one copy crosses the wire. A node sends, per iteration:
 
-    RING            2 · B · (N − 1) / N                                       all-reduce among nodes
+    RING            2 · B · (N − 1) / N                                       all-reduce among nodes; narrow: as SERVER
     SERVER          B · (1 − x)  +  gather(B · x)                             push shards, pull them
     FACTORS         gather(e · g · K · (M + N'))
     FACTOR_SERVER   gather(e · g · K · S) + e · g · K · L · (1 − x)  +  gather(w · M · N' · x)
@@ -176,6 +176,9 @@ class CostModel:
         return []
 
     def _ring(self, load: Load) -> list[Phase]:
+        if self.wire_bytes(load) < load.elem_bytes:  # owners sum, and hand out what is narrow again
+            push, pull = self._server(load)
+            return [push, replace(pull, is_pull=False)]
         num_nodes = self.cluster.num_nodes
         each = (2 * self.wire_bytes(load) * load.num_elems * (num_nodes - 1) / num_nodes,) * num_nodes
         return [Phase(each, each, 2 * (num_nodes - 1), 1.0, self._dense_memory(load))]

@@ -99,7 +99,7 @@ def sent_by_nodes(case: Case, request: PlanRequest, nodes: tuple[int, ...]) -> l
 @pytest.mark.parametrize("nodes", [(2, 2), (3, 1), (2, 1, 1), (2, 3, 1)], ids=str)
 def test_a_node_sends_what_the_plan_predicts(nodes, scheme, wire):
     """The busiest one; a bias sent along is all that differs. Blocks go around a ring, also the smallest."""
-    sizes = Sizes(200, 400, 50)
+    sizes = Sizes(200, 500, 50)
     request = plain_request(scheme=scheme, wire=wire)
     sent = sent_by_nodes(sizes.case(), request, nodes)
     predicted = plan_of(sizes.case(), nodes, request, torch.float32).bytes_sent
