@@ -22,11 +22,15 @@ _FACTORS, _PUSH, _PULL = 0, 1, 2
 
 
 class FreeFactors(FactorExchange):
-    """`num_dense` counts the iterations that had to go on with the dense gradient, on all workers alike."""
+    """`num_dense` counts the iterations that had to go on with the dense gradient, on all workers alike.
+
+    Sums come multiplied by `scale`: on K rows of u that costs next to nothing, on a weight's gradient a pass over it.
+    """
 
     def __init__(self, wiring: Wiring, layout: FactorLayout) -> None:
         super().__init__(wiring, layout)
         self.num_dense = 0
+        self.scale = 1.0
         self._offered: set[str] = set()
         self._coming_dense: dict[str, Tensor] = {}
         self._final_dense: dict[str, Tensor] = {}
@@ -62,6 +66,9 @@ class FreeFactors(FactorExchange):
         work.wait()
         if any(bool(block[-1]) for block in blocks):
             return self._reduced_dense(send)
+        if self.scale != 1.0:
+            for block in blocks:
+                block[: self.layout.num_rows * self.num_outputs] *= self.scale
         return self.rebuilt([block[:-1] for block in blocks])
 
     def drop(self) -> None:
@@ -92,6 +99,7 @@ class FreeFactors(FactorExchange):
         shards = shards_of(elements, self.transport.size)
         reduce_shards(self.transport, shards, tag=self.tag(send, _PUSH)).wait()
         all_gather(self.transport, shards, tag=self.tag(send, _PULL)).wait()
+        elements *= self.scale
         return [
             Part(member, member.whole, elements[member.offset : member.offset + member.num_elems])
             for member in self.members

@@ -112,7 +112,8 @@ class Gradients:
 
     def unfinished(self) -> UsageError:
         """What is wrong if a round is still open when it should not be."""
-        left = [name for names in self._missing.values() for name in sorted(names)]
+        assert self._traffic is not None
+        left = [name for name in self._traffic.of if name not in self.arrived]
         return UsageError(
             f"{len(left)} parameter(s) got no gradient in the last backward pass ({_some(left)}), so its exchange is "
             "not complete. If the loss does not depend on them in every iteration, wrap the model with "
@@ -161,6 +162,9 @@ class Gradients:
         grad = parameter.grad
         if exchange.unit.scheme is Scheme.RING:
             grad = self.round.memory[name] = own_memory(laid_out_like(member.value, grad))
+        if isinstance(exchange, FreeFactors):
+            exchange.scale = self.round.scale
+            self.round.means.add(name)
         exchange.offer(member, grad)
         parameter.grad = None  # it is the exchange's now
         missing = self._missing[exchange.unit.index]
@@ -195,6 +199,7 @@ class Gradients:
         assert self.round is not None
         assert not self.arrived, "a round is open"
         zeros = self.round
+        zeros.scale = self.scale
         kept = {name: member.parameter.grad for name, (_, member) in self._traffic.of.items()}
         for name, (_, member) in self._traffic.of.items():
             member.parameter.grad = None

@@ -66,10 +66,14 @@ class Measuring:
         for name, forward in self._forwards.items():
             self.num_rows[name] = max(self.num_rows.get(name, 0), forward.num_rows)
 
+    def skip(self) -> None:
+        """A pass that only the others had: it counts, as empty."""
+        self._passes.append(_Pass())
+
     # -- results ----------------------------------------------------------------------------------------------------
     def layers(self) -> list[str]:
         """Modules in forward order; what was never reached comes last."""
-        order = list(self._passes[-1].entered)
+        order = list(dict.fromkeys(name for found in reversed(self._passes) for name in found.entered))
         return order + [name for name in self._structure.readers if name not in order]
 
     def seconds(self) -> list[list[float]]:

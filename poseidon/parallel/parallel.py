@@ -19,7 +19,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 from torch.optim import Optimizer
 
 from poseidon.errors import UsageError
@@ -29,11 +31,12 @@ from poseidon.parallel.meeting import meet
 from poseidon.parallel.planning import Wishes, first_plan
 from poseidon.parallel.replica import Replica, ReplicaOptions
 from poseidon.parallel.structure import find_structure
+from poseidon.parallel.uneven import company
 from poseidon.plan import CommPlan
 from poseidon.transport import Transport
 
 
-class Parallel(nn.Module):
+class Parallel(nn.Module, Joinable):
     """Wraps a model; see the module's docstring.
 
     process_group            of torch.distributed; None: the default one, or what the environment tells
@@ -58,9 +61,11 @@ class Parallel(nn.Module):
         bandwidth: str | None = None,
         transport: Transport | None = None,
     ) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        Joinable.__init__(self)
         device = _device_of(module, device_ids)
         self.module = module
+        self._device, self._process_group = device, process_group
         wishes = Wishes(tuple((schemes or {}).items()), wire, bandwidth)
         options = ReplicaOptions(wishes, find_unused_parameters, broadcast_buffers)
         found = transport or meet(process_group, device)
@@ -79,6 +84,10 @@ class Parallel(nn.Module):
         replica = self._replica
         if replica is None:
             return self.module(*inputs, **kwargs)
+        if self._join_config.enable:
+            work = Join.notify_join_context(self)
+            if work is not None:
+                work.wait()
         replica.before_forward((inputs, kwargs))
         with replica.watching():
             outputs = self.module(*inputs, **kwargs)
@@ -97,6 +106,25 @@ class Parallel(nn.Module):
             yield
         finally:
             replica.syncs = before
+
+    def join_hook(self, **kwargs: Any) -> JoinHook:
+        """For `torch.distributed.algorithms.Join`: uneven inputs."""
+        if self._replica is None:
+            return JoinHook()
+        return company(self._replica, kwargs)
+
+    @property
+    def join_device(self) -> torch.device:
+        return self._device
+
+    @property
+    def join_process_group(self) -> Any:
+        if not (self._process_group or dist.is_initialized()):
+            raise UsageError(
+                "Join counts workers over a process group of torch's: call torch.distributed.init_process_group() "
+                "before wrapping the model"
+            )
+        return self._process_group or dist.group.WORLD
 
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True

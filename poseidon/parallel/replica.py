@@ -87,8 +87,10 @@ class Replica:
         copy_parameters(model, self.table)
         copy_buffers(model, self.table)
         self.syncs = True  # false under no_sync
-        self.num_active = transport.size
-        self.root = 0  # whose buffers count
+        self.joining = False  # inside Join: workers may run out of data
+        self.divides_by_all = True
+        self._num_active = transport.size
+        self._root = 0  # whose buffers count
         self._buffers_are_due = True
         self._sayings: list[Saying] = []
         self._batches: list[int] | None = None  # that the plan was made for, by rank
@@ -134,7 +136,7 @@ class Replica:
         self.plan = agreed.plan
         self.traffic = Traffic(agreed, self.structure, self.transport, self._sparse())
         self.traffic.restore(self._wire_state)
-        self.gradients.scale = 1.0 / self.num_active
+        self.gradients.scale = 1.0 / self.transport.size
         self.gradients.use(self.traffic)
         self._set_gate_units()
 
@@ -195,7 +197,7 @@ class Replica:
         elif learns:
             self.gradients.begin_forward(syncs=False)
         if self._buffers_are_due and self.options.broadcast_buffers:
-            copy_buffers(self.model, self.table, self.root)
+            copy_buffers(self.model, self.table, self._root)
         self._buffers_are_due = counts
 
     def _begin_iteration(self, inputs: Any) -> None:
@@ -212,9 +214,38 @@ class Replica:
         elif self.measuring is not None and self.measuring.is_over:
             self._renew()
         self._sayings.append(saying)
+        self._count_active(saying)
         self.gradients.begin_forward(syncs=True)
         if self.measuring is not None:
+            self.wait()  # what is timed must not include it
             self.measuring.begin()
+
+    def _count_active(self, saying: Saying) -> None:
+        """Who still has data; nobody waits to know, except inside Join."""
+        if not self.joining and self._num_active == self.transport.size:
+            return
+        active = [rank for rank, word in enumerate(saying.heard()) if word.active]
+        self._num_active, self._root = len(active), active[0]
+        num_counted = self.transport.size if self.divides_by_all else len(active)
+        self.gradients.scale = 1.0 / num_counted
+
+    def keep_company(self) -> None:
+        """An iteration of the others', for a worker without data."""
+        self.wait()
+        saying = Saying(Word(self._fingerprint, 0, active=0), self.table)
+        if self.measuring is not None and self.measuring.is_over:
+            self._renew()
+        self._count_active(saying)
+        if self._buffers_are_due and self.options.broadcast_buffers:
+            copy_buffers(self.model, self.table, self._root)
+        self._buffers_are_due = True
+        check_alike(saying.heard())
+        if self.options.find_unused_parameters:
+            self._used(set())
+        self.gradients.pass_on_nothing()
+        self.wait()
+        if self.measuring is not None:
+            self.measuring.skip()
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:

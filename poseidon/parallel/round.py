@@ -25,6 +25,7 @@ class Round:
     def __init__(self, scale: float) -> None:
         self.scale = scale
         self.memory: dict[str, Tensor] = {}  # of dense gradients, laid out like their parameters
+        self.means: set[str] = set()  # parameters whose sums come scaled
         self.stepped = [False]  # by the optimizer
         self.is_used: Callable[[str], bool] = lambda name: True  # by any worker's loss
         self._complete: dict[str, Tensor] = {}
@@ -61,7 +62,8 @@ class Round:
         target = self.memory.get(name)
         if target is None:
             assert part.region == part.member.whole, f"{part.region} of {name} has come without memory for the rest"
-            return torch.as_strided(part.grad.mul_(self.scale), value.shape, value.stride())
+            grad = part.grad if name in self.means else part.grad.mul_(self.scale)
+            return torch.as_strided(grad, value.shape, value.stride())
         torch.mul(part.grad, self.scale, out=part.region.of(target))
         with self._lock:
             self._num_elems[name] = self._num_elems.get(name, 0) + part.region.stop - part.region.start

@@ -1,0 +1,89 @@
+"""poseidon.Parallel beside PyTorch's DistributedDataParallel on an emulated cluster, on real TCP over shaped links.
+
+    sudo python -m bench.parallel [--subjects embedding,connected] [--hosts 4] [--rate 1gbit] [--rounds 2] [--json OUT]
+
+Contenders, each the same model and batch (32 per worker):
+
+    ours, ours-plain     Parallel with and without overlap
+    ddp, ddp-sparse      DistributedDataParallel as it comes, and with sparse=True embeddings: lossless, like ours
+    ddp-fp16, ddp-powersgd   with torch's own compression hooks: lossy
+
+Every host is a network namespace with a link of the given rate (`netlab.py`); one contender runs at a time, contenders
+take turns, figures are medians over all rounds. What a GPU would compute is paced (`parallel_subjects.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CONTENDERS = ("ours", "ours-plain", "ddp", "ddp-sparse", "ddp-fp16", "ddp-powersgd")
+LOSSLESS = ("ddp", "ddp-sparse")
+SUBJECTS = ("embedding", "connected", "transformer", "resnet")
+WITH_TABLE = ("embedding", "transformer")
+
+
+def run_once(contender: str, subject: str, options: argparse.Namespace) -> dict[str, Any]:
+    """One contender's run on fresh hosts; rank 0's figures."""
+    command = [sys.executable, "-m", "bench.netlab", "run", "-n", str(options.hosts), "--rate", options.rate, "--"]
+    command += [sys.executable, "-m", "bench.parallel_worker", "--contender", contender, "--subject", subject]
+    command += ["--iterations", str(options.iterations)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=options.timeout)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or not lines:
+        raise SystemExit(f"{contender} on {subject} failed (exit code {done.returncode}):\n{done.stderr[-3000:]}")
+    if options.plans and contender.startswith("ours"):
+        print(done.stderr, file=sys.stderr)
+    return json.loads(lines[-1])
+
+
+def compare(subject: str, options: argparse.Namespace) -> dict[str, Any]:
+    wanted = options.contenders.split(",") if options.contenders else CONTENDERS
+    contenders = [name for name in wanted if name != "ddp-sparse" or subject in WITH_TABLE]
+    seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for _ in range(options.rounds):
+        for contender in contenders:
+            found = run_once(contender, subject, options)
+            seconds[contender].append(found["median_s"])
+            print(f"  {subject} {contender}: {found['median_s']:.4f} s {found['all_s']}", file=sys.stderr, flush=True)
+    medians = {contender: statistics.median(found) for contender, found in seconds.items()}
+    result: dict[str, Any] = {"subject": subject, "hosts": options.hosts, "rate": options.rate, "seconds": medians}
+    lossless = [medians[name] for name in LOSSLESS if name in medians]
+    if lossless and "ours" in medians:
+        result["times_best_lossless"] = min(lossless) / medians["ours"]
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--subjects", default=",".join(SUBJECTS))
+    parser.add_argument("--contenders", default="", help="some only, separated by commas")
+    parser.add_argument("--hosts", type=int, default=4)
+    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--timeout", type=float, default=600.0)
+    parser.add_argument("--plans", action="store_true", help="show our plans")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = []
+    print(f"{'model':14}" + "".join(f"{name:>14}" for name in CONTENDERS) + f"{'x lossless':>12}")
+    for subject in options.subjects.split(","):
+        result = compare(subject, options)
+        results.append(result)
+        cells = [f"{result['seconds'][n]:>13.3f}s" if n in result["seconds"] else f"{'-':>14}" for n in CONTENDERS]
+        ratio = result.get("times_best_lossless")
+        print(f"{subject:14}" + "".join(cells) + (f"{ratio:>12.2f}" if ratio else ""), flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,506 @@
+"""What users of DistributedDataParallel rely on, one by one. The oracle is one process with everybody's losses."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import poseidon
+from poseidon.errors import UsageError, WorkersDiffer
+from poseidon.parallel import Parallel
+from poseidon.transport.inproc import run_workers
+from tests.parallel.team import (
+    SIZE,
+    alone,
+    assert_same,
+    batch,
+    filled,
+    grads,
+    in_team,
+    loss_of,
+    mean_grads,
+    small,
+    values,
+)
+
+PLANNED = 4  # iterations after which the plan is made
+
+
+def sgd(params):
+    return torch.optim.SGD(params, 0.1, momentum=0.9)
+
+
+def train(member, optimizer, steps, start=0):
+    for step in range(start, start + steps):
+        optimizer.zero_grad()
+        member.loss(step).backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("schemes", [{"*": "factors"}, {"*": "ring"}, None])
+def test_gradients_are_means_after_every_backward(schemes):
+    def act(member):
+        found = []
+        for step in range(PLANNED + 2):
+            member.model.zero_grad()
+            member.loss(step).backward()
+            found.append(grads(member.model))
+        return found, {unit.scheme.value for unit in member.model.plan.units}
+
+    for found, used in in_team(act, schemes=schemes):
+        for step, own in enumerate(found):
+            assert_same(own, mean_grads(lambda model, rank, step=step: loss_of(model, step, rank)))
+        if schemes:
+            assert set(schemes.values()) <= used
+
+
+def test_no_sync_accumulates_and_the_next_pass_exchanges_all_of_it():
+    def act(member):
+        train(member, torch.optim.SGD(member.model.parameters(), 0.0), PLANNED)
+        member.model.zero_grad()
+        with member.model.no_sync():
+            member.loss(10).backward()
+            local = grads(member.model)
+            member.loss(11).backward()
+        member.loss(12).backward()
+        return local, grads(member.model)
+
+    for rank, (local, total) in enumerate(in_team(act, schemes={"*": "factors"})):
+        own = copy.deepcopy(small())
+        loss_of(own, 10, rank).backward()
+        assert_same(local, grads(own))
+        assert_same(total, mean_grads(lambda model, rank: sum(loss_of(model, step, rank) for step in (10, 11, 12))))
+
+
+def test_backward_twice_adds_up_as_it_does_on_one_worker():
+    def act(member):
+        member.loss(0).backward()
+        member.loss(1).backward()
+        return grads(member.model)
+
+    for found in in_team(act, schemes={"*": "factors"}):
+        assert_same(found, mean_grads(lambda model, rank: loss_of(model, 0, rank) + loss_of(model, 1, rank)))
+
+
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one, self.other = nn.Linear(6, 5), nn.Linear(6, 5)
+
+    def forward(self, x):
+        return self.one(x), self.other(x)
+
+
+def heads_loss(model, rank, which):
+    x, y = batch(0, rank)
+    return F.cross_entropy(model(x)[which], y)
+
+
+def test_two_losses_may_bring_one_round_together():
+    def act(member):
+        x, y = batch(0, member.rank)
+        one, other = member.model(x)
+        F.cross_entropy(one, y).backward()
+        F.cross_entropy(other, y).backward()
+        return grads(member.model)
+
+    base = filled(TwoHeads().double())
+    expected = mean_grads(lambda model, rank: heads_loss(model, rank, 0) + heads_loss(model, rank, 1), base)
+    for found in in_team(act, base):
+        assert_same(found, expected)
+
+
+@pytest.mark.parametrize("moment", ["forward", "step"])
+def test_parameters_without_a_gradient_are_named_before_they_do_harm(moment):
+    def act(member):
+        optimizer = torch.optim.SGD(member.model.parameters(), 0.1)
+        heads_loss(member.model, member.rank, 0).backward()
+        with pytest.raises(
+            UsageError, match=r"2 parameter\(s\) got no gradient.*other\.weight.*find_unused_parameters"
+        ):
+            optimizer.step() if moment == "step" else member.model(batch(0, 0)[0])
+
+    in_team(act, filled(TwoHeads().double()))
+
+
+def test_unused_parameters_are_left_alone_if_nobody_uses_them():
+    def act(member):
+        found = []
+        for _ in range(PLANNED + 1):
+            member.model.zero_grad()
+            heads_loss(member.model, member.rank, 1 if member.rank else 0).backward()
+            found.append(grads(member.model))
+        member.model.zero_grad()
+        heads_loss(member.model, member.rank, 0).backward()
+        return found, grads(member.model)
+
+    base = filled(TwoHeads().double())
+    mixed = mean_grads(lambda model, rank: heads_loss(model, rank, 1 if rank else 0), base)
+    first = mean_grads(lambda model, rank: heads_loss(model, rank, 0), base)
+    for found, last in in_team(act, base, find_unused_parameters=True):
+        for own in found:
+            assert_same(own, mixed)
+        assert_same(last, first)
+        assert last[2] is None
+
+
+def test_a_second_gradient_within_a_round_is_refused():
+    def act(member):
+        x, y = batch(0, member.rank)
+        one, _ = member.model(x)
+        loss = F.cross_entropy(one, y)
+        loss.backward(retain_graph=True)
+        with pytest.raises(UsageError, match=r"second gradient.*no_sync"):
+            loss.backward()
+
+    in_team(act, filled(TwoHeads().double()))
+
+
+def test_factors_of_a_pass_that_does_not_reach_the_weights_are_dropped():
+    def act(member):
+        train(member, torch.optim.SGD(member.model.parameters(), 0.0), PLANNED)
+        member.model.zero_grad()
+        x, y = batch(5, member.rank)
+        x.requires_grad_(True)
+        saliency = torch.autograd.grad(F.cross_entropy(member.model(x), y), x)[0]
+        member.loss(6).backward()
+        return saliency, grads(member.model)
+
+    for rank, (saliency, found) in enumerate(in_team(act, schemes={"*": "factors"})):
+        x, y = batch(5, rank)
+        x.requires_grad_(True)
+        assert_same([saliency], torch.autograd.grad(F.cross_entropy(small()(x), y), x))
+        assert_same(found, mean_grads(lambda model, rank: loss_of(model, 6, rank)))
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_batches_may_shrink_and_grow(size):
+    """Factors have room for the batch that was measured; a larger one goes dense, and is planned for later."""
+
+    def act(member):
+        train(member, torch.optim.SGD(member.model.parameters(), 0.0), PLANNED)
+        found = []
+        for step in range(8):
+            member.model.zero_grad()
+            loss_of(member.model, step, member.rank, size).backward()
+            found.append(grads(member.model))
+        return found, member.model.is_planned, member.model.plan.units[0].factor_bytes
+
+    plans = set()
+    for found, is_planned, factor_bytes in in_team(act, schemes={"*": "factors"}):
+        assert is_planned
+        plans.add(factor_bytes)
+        for step, own in enumerate(found):
+            assert_same(own, mean_grads(lambda model, rank, step=step: loss_of(model, step, rank, size)))
+    assert len(plans) == 1
+    (per_iteration,) = plans
+    assert per_iteration == 8 * size * sum(small()[4].weight.shape) or per_iteration % size == 0
+
+
+def test_uneven_batches_on_workers_need_no_care():
+    def act(member):
+        train(member, torch.optim.SGD(member.model.parameters(), 0.0), PLANNED)
+        member.model.zero_grad()
+        loss_of(member.model, 9, member.rank, 1 + 4 * member.rank).backward()
+        return grads(member.model)
+
+    for found in in_team(act, schemes={"*": "factors"}):
+        assert_same(found, mean_grads(lambda model, rank: loss_of(model, 9, rank, 1 + 4 * rank)))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant: bool):
+        super().__init__()
+        self.body, self.reentrant = small(), reentrant
+
+    def forward(self, x):
+        h = self.body[:2](x)
+        return self.body[4:](checkpoint(self.body[2:4], h, use_reentrant=self.reentrant))
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing(reentrant, overlaps):
+    def act(member):
+        optimizer = sgd(member.model.parameters())
+        train(member, poseidon.overlap(optimizer, member.model) if overlaps else optimizer, 7)
+        return values(member.model)
+
+    for found in in_team(act, Checkpointed(reentrant), schemes={"*": "factors"}):
+        assert_same(found, alone(7, sgd))
+
+
+def test_autocast_gives_the_gradients_of_the_narrow_products():
+    """Compared with the mean of what each worker gets by itself, to the rounding of bf16."""
+
+    def run(model, rank):
+        x, y = batch(0, rank)
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.cross_entropy(model(x.float()).float(), y)
+
+    base = small().float()
+
+    def act(member):
+        for _ in range(PLANNED + 1):
+            member.model.zero_grad()
+            run(member.model, member.rank).backward()
+        return grads(member.model), member.model(batch(0, 0)[0].float()).dtype
+
+    for found, dtype in in_team(act, base, schemes={"*": "factors"}):
+        expected = mean_grads(run, base)
+        assert dtype == torch.float32
+        for one, other in zip(found, expected, strict=True):
+            assert float((one - other).norm()) <= 0.01 * float(other.norm())
+
+
+def test_grad_scaler_works_without_overlap():
+    def act(member):
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        optimizer = sgd(member.model.parameters())
+        for step in range(6):
+            optimizer.zero_grad()
+            scaler.scale(member.loss(step)).backward()
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+        return values(member.model)
+
+    for found in in_team(act):
+        assert_same(found, alone(6, sgd))
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_parameters_may_be_frozen_and_unfrozen(overlaps):
+    def steps(model, optimizer, losses):
+        for step in range(12):
+            model[2].requires_grad_(not 4 <= step < 8)
+            optimizer.zero_grad()
+            losses(step).backward()
+            optimizer.step()
+
+    def act(member):
+        optimizer = sgd(member.model.parameters())
+        if overlaps:
+            optimizer = poseidon.overlap(optimizer, member.model)
+        steps(member.model.module, optimizer, member.loss)
+        return values(member.model)
+
+    model = copy.deepcopy(small())
+    steps(model, sgd(model.parameters()), lambda step: sum(loss_of(model, step, r) for r in range(SIZE)) / SIZE)
+    for found in in_team(act, schemes={"*": "factors"}):
+        assert_same(found, values(model))
+
+
+def test_freezing_on_one_worker_only_is_an_error_on_all():
+    def act(member):
+        member.loss(0).backward()
+        if member.rank == 1:
+            member.model.module[2].requires_grad_(False)
+        with pytest.raises(WorkersDiffer, match=r"requires_grad.*same parameters in the same iteration"):
+            member.loss(1).backward()
+
+    in_team(act)
+
+
+def test_a_model_that_was_changed_after_wrapping_is_refused():
+    def act(member):
+        member.model.module[2] = nn.Linear(16, 12).double()
+        with pytest.raises(UsageError, match="change the model first, then wrap it"):
+            member.loss(0)
+
+    in_team(act)
+
+
+def test_different_models_on_ranks_are_told_apart():
+    def act(transport):
+        width = 12 + transport.rank
+        with pytest.raises(WorkersDiffer, match=r"model's parameters, line 1: 0.weight \(12, 6\).*rank 0.*\(13, 6\)"):
+            Parallel(nn.Sequential(nn.Linear(6, width)), transport=transport)
+
+    run_workers(2, act)
+
+
+def test_rank_0_gives_values_and_buffers():
+    def work(transport):
+        model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                tensor.fill_(transport.rank + 1)
+        parallel = Parallel(model, transport=transport)
+        found = [float(t.double().mean()) for t in [*parallel.parameters(), *parallel.buffers()]]
+        parallel.close()
+        return found
+
+    for found in run_workers(3, work):
+        assert set(found) == {1.0}
+
+
+def test_buffers_of_rank_0_go_to_all_before_the_next_forward_pass():
+    base = filled(nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)).double())
+
+    def act(member):
+        for step in range(3):
+            member.loss(step).backward()
+        member.model.eval()
+        with torch.no_grad():
+            member.model(batch(0, 0)[0])
+        return [buffer.clone() for buffer in member.model.buffers()]
+
+    own = copy.deepcopy(base)
+    for step in range(3):
+        loss_of(own, step, 0)
+    for found in in_team(act, base):
+        assert_same(found, list(own.buffers()))
+
+
+# -- states -----------------------------------------------------------------------------------------------------------
+def test_state_dict_has_the_bare_names_and_takes_ddps():
+    def act(member):
+        state = member.model.state_dict()
+        assert list(state) == list(small().state_dict())
+        assert [name for name, _ in member.model.named_parameters()] == list(state)
+        other = small(seed=3).state_dict()
+        member.model.load_state_dict(other)
+        assert_same(values(member.model), list(other.values()))
+        member.model.load_state_dict({f"module.{name}": value for name, value in state.items()})
+        assert_same(values(member.model), list(state.values()))
+        outer = nn.ModuleDict({"net": member.model})
+        assert list(outer.state_dict()) == [f"net.{name}" for name in state]
+        outer.load_state_dict({f"net.{name}": value for name, value in other.items()})
+        assert_same(values(member.model), list(other.values()))
+        with pytest.raises(RuntimeError, match="Unexpected key"):
+            member.model.load_state_dict({**state, "more": torch.zeros(1)})
+
+    in_team(act)
+
+
+def test_copies_of_the_model_are_nobodys_replicas():
+    def act(member):
+        train(member, sgd(member.model.parameters()), PLANNED + 1)
+        copied = copy.deepcopy(member.model.module)
+        memory = io.BytesIO()
+        pickle.dump(member.model.module, memory)
+        memory.seek(0)
+        loaded = pickle.load(memory)
+        x, _ = batch(0, 0)
+        with torch.no_grad():
+            for parameter in member.model.parameters():
+                parameter.zero_()
+        for other in (copied, loaded):
+            assert float(other(x).abs().sum()) > 0
+            other(x).sum().backward()
+            assert all(p.grad is not None for p in other.parameters())
+        return True
+
+    assert all(in_team(act, schemes={"*": "factors"}))
+
+
+# -- structure --------------------------------------------------------------------------------------------------------
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(10, 5)
+        self.mix = nn.Linear(5, 5)
+        self.out = nn.Linear(5, 10, bias=False)
+        self.out.weight = self.table.weight
+
+    def forward(self, x):
+        return self.out(self.mix(self.table(x)))
+
+
+class ReadElsewhere(nn.Module):
+    """The layer's weight is read a second time, by hand, and before the layer runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 5)
+        self.extra = nn.Linear(6, 6)
+
+    def forward(self, x):
+        early = F.linear(x, self.extra.weight)
+        return self.second(torch.tanh(self.first(x) + early + self.extra(x)))
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_weights_that_are_read_elsewhere_are_exact_and_dense_with_a_reason(overlaps):
+    base = filled(ReadElsewhere().double())
+
+    def act(member):
+        optimizer = sgd(member.model.parameters())
+        train(member, poseidon.overlap(optimizer, member.model) if overlaps else optimizer, 8)
+        reasons = {name: unit.reason for unit in member.model.plan.units for name in unit.params}
+        return values(member.model), reasons.get("extra.weight", ""), member.model.plan.unit_of()["extra.weight"].scheme
+
+    for found, _, scheme in in_team(act, base):
+        assert scheme.value == "ring"
+        assert_same(found, alone(8, sgd, base))
+
+
+def test_tied_tables_say_why_they_are_dense():
+    def act(member):
+        for step in range(PLANNED + 1):
+            member.model.zero_grad()
+            member.model(torch.tensor([[step, 2]])).sum().backward()
+        return str(member.model.plan), member.model.plan
+
+    with pytest.raises(UsageError, match=r"'table' can travel by rows: tied: 'table' and 'out' share it"):
+        in_team(act, filled(Tied().double()), schemes={"table": "rows"})
+    for text, plan in in_team(act, filled(Tied().double())):
+        assert plan.unit_of()["table.weight"].scheme.value == "ring"
+        assert "RING" in text
+
+
+def test_schemes_that_do_not_exist_here_are_refused():
+    for schemes, text in (
+        ({"0": "server"}, "one of ring, factors, rows"),
+        ({"nothing.*": "ring"}, "no parameter that learns matches 'nothing"),
+        ({"0": "rows"}, "nothing that matches '0' can travel by rows"),
+    ):
+        with pytest.raises(UsageError, match=text):
+            Parallel(small(), schemes=schemes)
+
+
+def test_compiled_modules_are_one_piece():
+    base = small()
+    base[2] = torch.compile(base[2], backend="eager")
+
+    def act(member):
+        train(member, sgd(member.model.parameters()), 6)
+        found = {name: unit.scheme.value for unit in member.model.plan.units for name in unit.params}
+        return values(member.model), found
+
+    model = small()
+    model[2].compile(backend="eager")
+    for found, schemes in in_team(act, model, schemes={"0": "factors", "4": "factors"}):
+        assert schemes["0.weight"] == "factors"
+        assert schemes["2.weight"] == "ring"
+        assert_same(found, alone(6, sgd))
+
+
+def test_one_worker_alone_needs_nobody():
+    model = Parallel(small())
+    optimizer = poseidon.overlap(sgd(model.parameters()), model)
+    optimizer.zero_grad()
+    loss_of(model, 0, 0).backward()
+    optimizer.step()
+    poseidon.wait(model)
+    assert all(unit.scheme.value == "local" for unit in model.plan.units)
+    assert list(model.state_dict()) == list(small().state_dict())
+
+
+def test_what_cannot_be_wrapped_says_why():
+    with pytest.raises(UsageError, match="wrapped in Parallel already"):
+        Parallel(Parallel(small()))
+    with pytest.raises(UsageError, match="no parameter of the model learns"):
+        Parallel(small().requires_grad_(False))
+    with pytest.raises(UsageError, match="device_ids must name the one device"):
+        Parallel(small(), device_ids=[3])
+    with pytest.raises(UsageError, match=r"for a model wrapped in poseidon\.Parallel"):
+        poseidon.wait(small())
