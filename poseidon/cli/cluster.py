@@ -111,7 +111,7 @@ def job_paths(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> li
 def paths_in(message: Message) -> Iterator[str]:
     """Values of the fields that name files, wherever in a message they are."""
     for field, value in message.ListFields():
-        is_single = isinstance(value, Message | str | bytes) or not hasattr(value, "__iter__")
+        is_single = isinstance(value, Message | str | bytes) or not hasattr(value, "__len__")
         entries: list[Any] = [value] if is_single else list(value)
         for entry in entries:
             if isinstance(entry, Message):

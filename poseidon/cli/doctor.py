@@ -30,7 +30,8 @@ def declare(flags: Flags) -> None:
 
 def run(found: argparse.Namespace) -> int:
     hosts = hosts_asked(found) or [Host("localhost")]
-    files, folder = (), "."
+    files: tuple[str, ...] = ()
+    folder = "."
     if found.solver:
         param = read_solver(found.solver)
         files = tuple(job_paths(param, found))

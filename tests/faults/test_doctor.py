@@ -25,9 +25,12 @@ def bind(source: Path, target: Path | str) -> str:
 def write_hosts(folder: Path) -> dict[int, list[str]]:
     """What is mounted over on each host."""
     write_case(folder)
-    (folder / "solver.prototxt").write_text((folder / "solver.prototxt").read_text().replace('"snap"', '"snaps/s"'))
-    for name in ("snaps", "site"):
+    for name in ("snaps", "site", "data"):
         (folder / name).mkdir()
+    for name, old, new in (("solver", '"snap"', '"snaps/s"'), ("net", '"test.txt"', '"data/test.txt"')):
+        path = folder / f"{name}.prototxt"
+        path.write_text(path.read_text().replace(old, new))
+    (folder / "test.txt").rename(folder / "data" / "test.txt")
     (folder / "site" / "sitecustomize.py").write_text("")
     (folder / "shift.py").write_text(SHIFT)
     own = Path(poseidon.__file__)
@@ -39,7 +42,10 @@ def write_hosts(folder: Path) -> dict[int, list[str]]:
     return {
         1: [bind(folder / "init.py", own)],
         2: [bind(folder / "metadata", metadata), f"mount -t tmpfs -o size=64k none {folder}/snaps"],
-        3: [f"mount --bind /dev/null {folder}/test.txt", bind(folder / "shift.py", folder / "site/sitecustomize.py")],
+        3: [
+            bind(folder / "empty", folder / "data"),
+            bind(folder / "shift.py", folder / "site/sitecustomize.py"),
+        ],
     }
 
 
@@ -86,8 +92,8 @@ def test_another_torch(found):
     assert "install the same version" in problem(found, f"host {address(2)}", "has PyTorch 1.0.0")
 
 
-def test_another_file(found):
-    assert "copy it there" in problem(found, f"host {address(3)}", "has another test.txt")
+def test_a_missing_data_file(found):
+    assert "copy it there" in problem(found, f"host {address(3)}", "has no data/test.txt")
 
 
 def test_a_port_in_use(found):
