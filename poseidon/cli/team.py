@@ -62,6 +62,7 @@ def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
             sync_bn=found.sync_bn,
             verify_replicas=found.verify_replicas or 0,
             net_outputs=found.net_outputs,
+            data_in_memory=found.data_in_memory,
         ),
         links=Links(bandwidth_bps(found), latency_s(found)),
         threads=threads_asked(found, os.environ),

@@ -49,6 +49,7 @@ def worker_flags(flags: Flags) -> None:
     flags.flag("schemes", metavar="LIST", help="schemes by layer or parameter: fc6=ring,fc7*=factors")
     flags.flag("reduce", type=one_of(REDUCTIONS), metavar="HOW", help="gradients over workers: average|sum (average)")
     flags.flag("pattern", type=one_of(PATTERNS), metavar="NAME", help=f"{'|'.join(PATTERNS)} ({PATTERNS[0]})")
+    flags.flag("data-in-memory", action="store_true", help="records spread over the workers' memory, shuffled")
     flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=f"dense gradients travel as {'|'.join(WIRES)} (fp32)")
     flags.flag("sync-bn", action="store_true", help="BatchNorm takes the statistics of all workers' batches")
     flags.flag("verify-replicas", type=positive_number, metavar="N", help="compare parameters every N iterations")
@@ -66,6 +67,7 @@ _NEED_SEVERAL = (
     "schemes",
     "reduce",
     "pattern",
+    "data_in_memory",
     "wire",
     "sync_bn",
     "verify_replicas",

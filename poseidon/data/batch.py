@@ -79,7 +79,9 @@ class RecordBatches:
         """This worker's part of the batch that starts at sample `start`."""
         labels = np.empty(self._batch_size, self._memory.dtype)
         data: np.ndarray | None = None
-        for i, sample in enumerate(self._share.samples(start, self._batch_size)):
+        samples = self._share.samples(start, self._batch_size)
+        self._stream.announce(samples)
+        for i, sample in enumerate(samples):
             record = self._stream.record(sample)
             if data is None:
                 data = self._memory.take((self._batch_size, *self._transformer.shape(record)))

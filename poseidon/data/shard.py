@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from poseidon.data.source import Record, RecordSource
+from poseidon.data.source import Fetching, Record, RecordSource
 from poseidon.errors import DataError, UsageError
 
 
@@ -113,6 +113,11 @@ class Stream:
 
     def record(self, sample: int) -> Record:
         return self.source.get(self.order.record(sample // self._num_parts))
+
+    def announce(self, samples: Iterable[int]) -> None:
+        """Tells a source that fetches records from elsewhere what will be asked for."""
+        if isinstance(self.source, Fetching):
+            self.source.announce([self.order.record(sample // self._num_parts) for sample in samples])
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ another process; the other process opens the path itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -59,6 +59,13 @@ class RecordSource(Protocol):
     def get(self, index: int) -> Record: ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Fetching(Protocol):
+    """A source whose records come from elsewhere: told beforehand, it fetches several at a time."""
+
+    def announce(self, indices: Iterable[int]) -> None: ...
 
 
 class KeyValueStore(Protocol):

@@ -28,6 +28,7 @@ from poseidon.run.agreement import Agreement
 from poseidon.run.dealing import choose_way
 from poseidon.run.ended import EndedUpdates
 from poseidon.run.facts import SAME_FILES, Fact, check_facts, replica_facts, start_facts, version_facts
+from poseidon.run.kept_data import KeptData
 from poseidon.run.layer_times import LayerTime
 from poseidon.run.net_outputs import NetOutputs
 from poseidon.run.options import DistributeOptions
@@ -124,6 +125,8 @@ class Distribution:
         if self.updates is not None:
             self.updates.close()
             solver.updates = EndedUpdates()
+        if self._kept is not None:
+            self._kept.close()
         solver.team = Alone()
         for net in (solver.net, *solver.test_nets):
             share_batch(net, 0, 1)
@@ -138,6 +141,7 @@ class Distribution:
             count_labels_together(net, table)
         if self.options.sync_bn:
             synchronise_statistics(net, table)
+        self._kept = KeptData(net, self.transport, table) if self.options.data_in_memory else None
 
     def _use(self, plan: CommPlan) -> None:
         """Exchanges by this plan from now on."""

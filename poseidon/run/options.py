@@ -16,6 +16,8 @@ class DistributeOptions:
     verify_replicas   after every so many iterations the parameters of all workers are compared; 0: never
     net_outputs       prefix of a CSV file of losses and outputs (`net_outputs.py`); None: none is written
     reuse_plan        a snapshot taken by as many workers brings its plan along
+    data_in_memory    the train net's records are read once, spread over the workers' memory, and shuffled over all of
+                      it (data/memory_share.py)
     agree_s           how soon a request to stop or to snapshot is acted upon, in seconds; 0: after every iteration
     """
 
@@ -24,6 +26,7 @@ class DistributeOptions:
     verify_replicas: int = 0
     net_outputs: str | None = None
     reuse_plan: bool = True
+    data_in_memory: bool = False
     agree_s: float = 1.0
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections.abc import Callable
 
 from poseidon.data.batch import RecordBatches
 from poseidon.data.shard import Order, Share, SourceChoice, Stream, choose_source
@@ -18,11 +19,15 @@ from poseidon.net.layer import Shape
 from poseidon.net.layers.prefetched import MakeBatch, PrefetchedLayer
 from poseidon.spec import caffe_pb2
 
+# Makes one source of all workers' sources; the flag says whether each has a part of its own.
+Spread = Callable[[RecordSource, bool], RecordSource]
+
 
 class RecordLayer(PrefetchedLayer):
     """Base of Data and ImageData; see the module's docstring."""
 
     _source: RecordSource | None = None
+    _kept: RecordSource | None = None  # by all workers together, in memory
 
     # -- to be written by each layer --------------------------------------------------------------------------------
     @property
@@ -50,15 +55,28 @@ class RecordLayer(PrefetchedLayer):
         return self._transformer.shape(self._source.get(order.record(0)))
 
     def open_batches(self) -> MakeBatch:
-        choice = self._choice(self.share)
-        if self._source is None or self._source.path != choice.path:
-            self.close_source()
-            self._source = self.open_source(choice.path)
-        stream = Stream(self._source, self._order(len(self._source)), self.share.num_workers if choice.is_part else 1)
+        if self._kept is not None:
+            stream = Stream(self._kept, self._order(len(self._kept)))
+        else:
+            is_part = self._choice(self.share).is_part
+            source = self._own_source()
+            stream = Stream(source, self._order(len(source)), self.share.num_workers if is_part else 1)
         batches = RecordBatches(
             stream, self._transformer, self.share, self.batch_size, self.key_for("transform"), self.memory
         )
         return batches.make
+
+    def keep(self, spread: Spread | None) -> None:
+        """From now on records come from what `spread` makes of this worker's source, shuffled; None: as before."""
+        self.seek(self.position())  # nothing read ahead stays
+        self._kept = None if spread is None else spread(self._own_source(), self._choice(self.share).is_part)
+
+    def _own_source(self) -> RecordSource:
+        path = self._choice(self.share).path
+        if self._source is None or self._source.path != path:
+            self.close_source()
+            self._source = self.open_source(path)
+        return self._source
 
     def close_source(self) -> None:
         if self._source is not None:
@@ -67,7 +85,7 @@ class RecordLayer(PrefetchedLayer):
 
     @property
     def reads_own_part(self) -> bool:
-        return self._choice(self.share).is_part
+        return self._kept is None and self._choice(self.share).is_part
 
     @property
     def _shared(self) -> bool | None:
@@ -88,4 +106,5 @@ class RecordLayer(PrefetchedLayer):
     def _order(self, length: int) -> Order:
         most = self.options.rand_skip
         skip = self.key_for("rand_skip")(0) % most if most else 0
-        return Order(length, skip, self.key_for("shuffle") if self.shuffles else None)
+        shuffles = self.shuffles or self._kept is not None
+        return Order(length, skip, self.key_for("shuffle") if shuffles else None)
