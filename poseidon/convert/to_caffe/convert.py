@@ -34,8 +34,9 @@ class ImportReport:
         return max((each.relative for trial in self.trials for each in trial.differences), default=0.0)
 
 
-def import_model(model: str, weights: str | None, out: Path, shapes: Mapping[str, Shape]) -> ImportReport:
+def import_model(model: str | Path, weights: str | Path | None, out: Path, shapes: Mapping[str, Shape]) -> ImportReport:
     """`model`: MODULE:FACTORY, FILE.py:FACTORY or a path that ends in .onnx."""
+    model, weights = str(model), None if weights is None else str(weights)
     if model.endswith(".onnx"):
         from poseidon.convert.to_caffe.from_onnx import read_graph
 

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from poseidon.convert.to_caffe.builder import Inexpressible, NetBuilder, Value
-from poseidon.convert.to_caffe.torch_functions import FUNCTIONS, SILENT
+from poseidon.convert.to_caffe.torch_functions import CONSTANT, FUNCTIONS, SILENT
 from poseidon.errors import ConvertError, UsageError, WeightsError
 from poseidon.net.layer import Shape
 
@@ -120,9 +120,9 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         touched = [item for item in _tensors((args, kwargs)) if id(item) in self._values]
-        if not touched or not list(_tensors(result)):
-            return result
         name = getattr(func, "__name__", str(func))
+        if not touched or not _tensors(result) or name in CONSTANT:
+            return result
         if name in SILENT:
             for tensor in _tensors(result):
                 self.bind(tensor, self._values[id(touched[0])])

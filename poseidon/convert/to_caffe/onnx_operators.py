@@ -180,6 +180,15 @@ def matmul(net: NetBuilder, node: Node) -> Value:
     return ops.linear(net, node.name, node.x, np.ascontiguousarray(weight.T), None)
 
 
+@operator("Gather")
+def gather(net: NetBuilder, node: Node) -> Value:
+    table = node.weights(0, "table")
+    if table.ndim != 2 or int(node.get("axis", 0)) != 0 or not isinstance(node.input(1), Value):
+        raise Inexpressible("picks by index; Caffe does so from the rows of a table only")
+    options = {"input_dim": table.shape[0], "num_output": table.shape[1], "bias_term": False}
+    return net.add("Embed", node.name, [node.inputs[1]], [table], embed_param=options)[0]
+
+
 @operator("BatchNormalization")
 def batch_normalization(net: NetBuilder, node: Node) -> Value:
     if node.get("training_mode", 0):

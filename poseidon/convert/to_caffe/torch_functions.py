@@ -20,8 +20,12 @@ from poseidon.spec import caffe_pb2
 _Pool = caffe_pb2.PoolingParameter
 _Reduction = caffe_pb2.ReductionParameter
 
-# Leave values as they are.
-SILENT = frozenset({"contiguous", "clone", "detach", "to", "float", "identity", "requires_grad_", "alias", "type_as"})
+# Leave values as they are (or cut fractions off indices, as Embed does).
+SILENT = frozenset(
+    {"contiguous", "clone", "detach", "to", "float", "long", "int", "requires_grad_", "alias", "type_as"}
+)
+# Take a shape and a type only: what they give is a constant.
+CONSTANT = frozenset({"new_zeros", "new_ones", "new_full", "new_tensor", "zeros_like", "ones_like", "full_like"})
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 

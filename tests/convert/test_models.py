@@ -1,0 +1,83 @@
+"""The models of models/, at small batches: as ONNX, as PyTorch, and back again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from poseidon.convert.comparison import run_net
+from poseidon.convert.deploy import Deployment
+from poseidon.convert.export import ExportOptions, export_net, net_to_export
+from poseidon.convert.extents import Extents
+from poseidon.convert.fold import fold
+from poseidon.convert.inputs import random_inputs
+from poseidon.convert.steps import outputs_of
+from poseidon.convert.to_caffe.convert import import_model
+from tests.convert.harness import close, run_as_onnx, run_as_torch
+
+MODELS = Path(__file__).parents[2] / "models"
+NAMES = sorted(path.parent.name for path in MODELS.glob("*/deploy.prototxt"))
+INPUTS = {"lenet": (1, 28, 28), "cifar10_quick": (3, 32, 32), "alexnet": (3, 227, 227)}
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def exported(request):
+    """A net, inputs, and what it makes of them; scores rather than probabilities, which saturate."""
+    net, _ = net_to_export(MODELS / request.param / "deploy.prototxt", None, Deployment())
+    with torch.no_grad():
+        for layer in net.layers.values():
+            if layer.type_name == "BatchNorm":  # as after training: fresh statistics are zeros
+                for index, value in enumerate((0.1, 1.3, 1.0)):
+                    layer.param_owner(index).fill_(value)
+    extents = Extents(net.graph)
+    inputs = random_inputs(net, extents.resized(batch=2))
+    return request.param, net, extents, inputs, run_net(net, inputs, list(outputs_of(net)))
+
+
+def test_as_onnx(exported):
+    _, net, extents, inputs, wanted = exported
+    close(run_as_onnx(net, extents, [inputs])[0], wanted)
+
+
+def test_as_torch(exported):
+    _, net, extents, inputs, wanted = exported
+    close(run_as_torch(net, extents, [inputs])[0], wanted)
+
+
+def test_folded(exported):
+    _, net, _, inputs, wanted = exported
+    folded = fold(net)
+    has_norms = any(layer.type_name == "BatchNorm" for layer in net.layers.values())
+    assert bool(folded.layers) == has_norms
+    assert not any(layer.type_name == "BatchNorm" for layer in folded.net.layers.values())
+    close(run_net(folded.net, inputs, list(wanted)), wanted)
+
+
+@pytest.mark.parametrize("target", ["torch", "onnx"])
+@pytest.mark.parametrize("name", ["lenet", "cifar10_quick", "googlenet"])
+def test_there_and_back_again(name, target, tmp_path):
+    """prototxt → PyTorch or ONNX → prototxt keeps the numbers."""
+    net, _ = net_to_export(MODELS / name / "deploy.prototxt", None, Deployment())
+    report = export_net(
+        net, tmp_path / "model.py" if target == "torch" else tmp_path / "model.onnx", ExportOptions(target, check=False)
+    )
+    model = f"{report.files[0]}:load" if target == "torch" else str(report.files[0])
+    shapes = {"data": (1, *INPUTS.get(name, (3, 224, 224)))}
+    back = import_model(model, None, tmp_path / "back.prototxt", shapes)
+    assert back.largest < 1e-5
+    again, _ = net_to_export(*back.files, Deployment())
+    inputs = random_inputs(net, {"data": (2, *shapes["data"][1:])})
+    (wanted,) = run_net(net, inputs, list(outputs_of(net))).values()
+    (got,) = run_net(again, inputs, list(outputs_of(again))).values()
+    close({"y": got}, {"y": wanted})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_train_val_without_its_data(name):
+    shape = (1, *INPUTS.get(name, (3, 224, 224)))
+    wanted = Deployment(shapes={"data": shape, "label": (1,)})
+    net, _ = net_to_export(MODELS / name / "train_val.prototxt", None, wanted)
+    assert net.inputs == ["data"]
+    assert not any(layer.is_loss or layer.type_name == "Accuracy" for layer in net.layers.values())
