@@ -98,6 +98,26 @@ def deconvolve(x, weight, bias, stride, padding, dilation, groups):
     return y if bias is None else y + bias.view(-1, *[1] * num_axes)
 
 
+# -- moving pixels --------------------------------------------------------------------------------------------------
+def reorg(x, stride, reverse):
+    """Pixels moved into channels as darknet moves them, or back."""
+    num, channels, height, width = x.shape
+    depth = channels // stride**2
+    if reverse:
+        blocks = x.reshape(num, stride, stride, depth, height, width)
+        return blocks.permute(0, 3, 4, 1, 5, 2).reshape(num, depth, height * stride, width * stride)
+    planes = x.reshape(num, depth, height, stride, width, stride).permute(0, 3, 5, 1, 2, 4)
+    return planes.reshape(num, channels * stride**2, height // stride, width // stride)
+
+
+def unpool(x, mask, size):
+    """Values put where max pooling found them; of several at one place the last stays."""
+    index = mask.long().flatten(2)
+    order = torch.arange(index.shape[2]).expand_as(index)
+    winner = torch.full((*x.shape[:2], size[0] * size[1]), -1).scatter_reduce(2, index, order, "amax")
+    return torch.where(winner >= 0, x.flatten(2).gather(2, winner.clamp(min=0)), 0.0).unflatten(2, size)
+
+
 # -- choosing -------------------------------------------------------------------------------------------------------
 def largest(x, top_k, dim):
     """Positions of the largest entries, largest first, of equal ones the later first."""
