@@ -11,8 +11,8 @@ from poseidon.cli.command import Command, Flags, files, listed, net_flags, one_o
 from poseidon.cli.terminal import loading
 from poseidon.cli.workers import check_alone, check_values, num_to_start, start_workers, worker_flags
 from poseidon.errors import UsageError
-from poseidon.run.launcher import follow_launcher
-from poseidon.run.rendezvous import Place, find_place
+from poseidon.run.launcher import follow
+from poseidon.run.rendezvous import Place, find_place, launcher_of
 from poseidon.spec import caffe_pb2, read_solver
 
 EFFECTS = ("stop", "snapshot", "none")
@@ -45,9 +45,10 @@ def declare(flags: Flags) -> None:
 
 def run(found: argparse.Namespace) -> int:
     place = find_place(os.environ, found.workers)
-    hosts = None if place is not None else hosts_asked(found)
+    launcher_pid = launcher_of(os.environ)
+    follow(launcher_pid)
+    hosts = None if place is not None or launcher_pid is not None else hosts_asked(found)
     if place is not None:
-        follow_launcher(place)
         found.plain = found.plain or place.rank != 0
     check_values(found)
     param = solver_param(found)
@@ -55,10 +56,11 @@ def run(found: argparse.Namespace) -> int:
         return _train_in_team(param, found, place)
     if hosts is not None:
         return start_cluster(param, found, hosts)
-    num_workers = num_to_start(found)
-    if num_workers > 1:
-        return start_workers(found, num_workers)
-    check_alone(found)
+    if launcher_pid is None:  # else it is the only worker that is left of several
+        num_workers = num_to_start(found)
+        if num_workers > 1:
+            return start_workers(found, num_workers)
+        check_alone(found)
     with loading(found):
         from poseidon.cli.training import train
     return train(param, found)

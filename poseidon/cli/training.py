@@ -15,6 +15,7 @@ from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
 from poseidon.run.exits import YIELDED
+from poseidon.run.launcher import accept_signals
 from poseidon.run.net_outputs import NetOutputs
 from poseidon.run.rendezvous import JOB, num_restarts
 from poseidon.run.resume import Resume, find_snapshot
@@ -42,6 +43,7 @@ def train(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> int:
         check_writable(param.snapshot_prefix)  # better now than when all the work is done
     snapshot = find_snapshot(param.snapshot_prefix, resume_asked(found, os.environ))
     with signal_requests(found.sigint_effect, found.sighup_effect) as requests:
+        accept_signals()
         if has_display(found):
             with ProgressDisplay(param, f"--solver={found.solver}", device, requests) as display:
                 solver = _built(param, found, device, display)

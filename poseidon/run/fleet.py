@@ -66,6 +66,8 @@ class Fleet:
                 hear(site, message)
             if site.is_ready:
                 self._check(site)
+            if not site.is_open:
+                self._forget(site)  # at once: its descriptors are closed, and somebody else may get them
         for site in self.sites:
             site.look_after()
             if not site.is_open:

@@ -163,10 +163,14 @@ def _pass_on(number: signal.Signals, workers: Sequence[_Worker]) -> None:
 # -- in the worker ----------------------------------------------------------------------------------------------------
 def follow_launcher(place: Place) -> None:
     """From now on this process does not outlive its launcher; ends at once if that is gone already."""
-    if place.launcher_pid is None:
+    follow(place.launcher_pid)
+
+
+def follow(launcher_pid: int | None) -> None:
+    if launcher_pid is None:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != place.launcher_pid:
+    if os.getppid() != launcher_pid:
         raise SystemExit(1)
 
 

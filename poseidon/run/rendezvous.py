@@ -253,6 +253,11 @@ def secret_of(environ: Mapping[str, str]) -> bytes:
     return text.encode()
 
 
+def launcher_of(environ: Mapping[str, str]) -> int | None:
+    """Our own launcher's process, if that started this one: as one of several, or as the only one that is left."""
+    return _number_if_said(environ, _LAUNCHER_PID)
+
+
 def num_restarts(environ: Mapping[str, str]) -> int:
     """How often this job was started before."""
     return _number_if_said(environ, RESTART) or _number_if_said(environ, "TORCHELASTIC_RESTART_COUNT") or 0

@@ -134,10 +134,12 @@ class Site:
 
     def hear(self, stream: int) -> list[Message]:
         """The messages that have come on one of its streams. Strangers' words are kept for explanations."""
+        if not self.is_open:  # its other stream has just come to an end
+            return []
         assert self._process.stderr is not None
         try:
             data = os.read(stream, 1 << 16)
-        except (BlockingIOError, ValueError):
+        except BlockingIOError:
             return []
         if stream == self._process.stderr.fileno():
             self._stray.extend(line for line in data.decode(errors="replace").splitlines() if line.strip())
