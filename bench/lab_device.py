@@ -1,9 +1,28 @@
-"""A GPU that is not there: one device, one thing at a time, work replaced by the seconds it takes."""
+"""A GPU that is not there: one device, one thing at a time, work replaced by the seconds it takes; and workers that
+now and then do nothing for a while, the same way for the same seed."""
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """In each iteration from `first` on a worker pauses with a probability, for `seconds`, before one of its steps."""
+
+    probability: float
+    seconds: float
+    first: int = 0
+    seed: int = 1
+
+    def place(self, rank: int, iteration: int, num_steps: int) -> int | None:
+        """Before which of an iteration's steps worker `rank` pauses, if it does."""
+        draw = random.Random(f"{self.seed} {rank} {iteration}")
+        hits = draw.random() < self.probability and iteration >= self.first
+        return draw.randrange(num_steps) if hits else None
 
 
 class PacedDevice:
@@ -12,6 +31,8 @@ class PacedDevice:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._busy_until = 0.0
+        self._layers_left: int | None = None
+        self._pause_s = 0.0
 
     def run(self, seconds: float) -> None:
         with self._lock:
@@ -20,3 +41,15 @@ class PacedDevice:
         left = until - time.perf_counter()
         if left > 0:
             time.sleep(left)
+
+    def begin(self, pause_at: int | None, seconds: float) -> None:
+        """A new iteration: the worker pauses before its layer number `pause_at`, counted over both passes."""
+        self._layers_left, self._pause_s = pause_at, seconds
+
+    def layer(self, seconds: float) -> None:
+        """One pass through one layer."""
+        if self._layers_left is not None:
+            if self._layers_left == 0:
+                time.sleep(self._pause_s)
+            self._layers_left = self._layers_left - 1 if self._layers_left else None
+        self.run(seconds)

@@ -1,6 +1,6 @@
 """One worker of one contender in the lab, with paced compute; rank 0 prints its figures as a line of JSON.
 
-    python -m bench.lab_worker --contender auto|ring|server|factors|factor-server|ddp|ddp-fp16 --subject alexnet …
+    python -m bench.lab_worker --contender auto|gpi|ring|server|factors|factor-server|ddp|ddp-fp16 --subject alexnet …
 
 Gradients and factors are real tensors of real sizes and really travel; what a GPU would compute is a sleep
 (`lab_device.py`), for all contenders alike.
@@ -24,13 +24,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from bench.lab_device import PacedDevice
+from bench.lab_device import PacedDevice, Pauses
 from bench.lab_nets import GPU_FLOPS, GPU_UPDATE_ELEMS, SUBJECTS, Subject
 from poseidon.comm import Part, Scheduler, Taps, make_exchanges
 from poseidon.comm.factors import FactorExchange
+from poseidon.comm.notified.driver import NotifiedScheduler
+from poseidon.comm.notified.memory import Memory
 from poseidon.net import Net
 from poseidon.net.layers.inner_product import InnerProduct
-from poseidon.plan import Cluster, CommPlan, PlanRequest, make_plan, parse_scheme
+from poseidon.plan import GPI, Cluster, CommPlan, PlanRequest, make_plan, parse_scheme
 from poseidon.run.layer_times import LayerTime, estimated_times, scaled_times
 from poseidon.run.profile import profile_net
 from poseidon.spec import parse_net
@@ -54,10 +56,16 @@ class Ours:
         self.transport = connect(rank, size, master, C10dOptions(address=options.address))
         self.net, self.times = build(subject)
         self.device = PacedDevice()
+        self.num_layers = len(self.times)
         self.plan = self._plan(options, size)
         exchanges = make_exchanges(self.net, self.plan, self.transport)
         self._stand_in(exchanges)
-        self.scheduler = Scheduler(self.plan, exchanges, self._apply)
+        self.scheduler: Scheduler | NotifiedScheduler
+        if self.plan.pattern == GPI:
+            memory = Memory(self.plan, exchanges, self.transport)
+            self.scheduler = NotifiedScheduler(self.plan, exchanges, self._apply, memory)
+        else:
+            self.scheduler = Scheduler(self.plan, exchanges, self._apply)
         self.taps = Taps(self.net, exchanges, self.scheduler)
         self._gradients = {entry.value: torch.zeros_like(entry.value) for entry in self.net.learnable}
         self._factors = {node.layer.name: _factors(node) for node in self.net.graph.nodes}
@@ -71,8 +79,11 @@ class Ours:
             flops=GPU_FLOPS,
             update_bps=GPU_UPDATE_ELEMS * 32,
         )
-        scheme = None if options.contender == "auto" else parse_scheme(options.contender)
-        return make_plan(profile_net(self.net, self.times), cluster, PlanRequest(scheme=scheme))
+        if options.contender == GPI:
+            request = PlanRequest(pattern=GPI)
+        else:
+            request = PlanRequest(scheme=None if options.contender == "auto" else parse_scheme(options.contender))
+        return make_plan(profile_net(self.net, self.times), cluster, request)
 
     def _stand_in(self, exchanges: list[Any]) -> None:
         """Products of factors take a GPU's time and give a gradient that nobody reads."""
@@ -93,10 +104,10 @@ class Ours:
         for node, seconds in zip(nodes, self.times, strict=True):
             for index in range(node.layer.num_params if node.layer.gate is not None else 0):
                 node.layer.gate(index)
-            self.device.run(seconds.forward_s)
+            self.device.layer(seconds.forward_s)
         self.taps.arm(None)
         for node, seconds in zip(reversed(nodes), reversed(self.times), strict=True):
-            self.device.run(seconds.backward_s)
+            self.device.layer(seconds.backward_s)
             tap = node.layer.factor_tap if isinstance(node.layer, InnerProduct) else None
             if tap is not None:
                 tap(*self._factors[node.layer.name])
@@ -129,12 +140,12 @@ class _Paced(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, seconds: LayerTime, device: PacedDevice, *params: Tensor) -> Tensor:
         ctx.seconds, ctx.device, ctx.params = seconds, device, params
-        device.run(seconds.forward_s)
+        device.layer(seconds.forward_s)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        ctx.device.run(ctx.seconds.backward_s)
+        ctx.device.layer(ctx.seconds.backward_s)
         return grad, None, None, *(torch.zeros_like(param) for param in ctx.params)
 
 
@@ -165,6 +176,7 @@ class Ddp:
         net, times = build(subject)
         self.device = PacedDevice()
         model = _PacedModel(net, times, self.device)
+        self.num_layers = len(times)
         self.num_elems = sum(weight.numel() for weight in model.weights)
         del net
         self.model = nn.parallel.DistributedDataParallel(
@@ -193,6 +205,8 @@ def main() -> int:
     parser.add_argument("--send-s", type=float, default=1e-3)
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--address", default=None)
+    parser.add_argument("--pauses", type=float, default=0.0, help="how likely a worker pauses in an iteration")
+    parser.add_argument("--calm", type=int, default=0, help="so many iterations are without pauses")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)
@@ -204,8 +218,10 @@ def main() -> int:
     contender = (Ddp if options.contender.startswith("ddp") else Ours)(options, subject)
     if rank == 0 and isinstance(contender, Ours):
         print(contender.plan.table(), file=sys.stderr)
+    pauses = Pauses(options.pauses, subject.compute_s / 2, options.calm + 2)
     times = []
-    for _ in range(options.iterations + 2):
+    for iteration in range(options.iterations + 2):
+        contender.device.begin(pauses.place(rank, iteration, 2 * contender.num_layers), pauses.seconds)
         begin = time.perf_counter()
         contender.iterate()
         times.append(time.perf_counter() - begin)
