@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 source .ci/environment.sh
 source .ci/lab.sh
+source .ci/browser.sh
 ensure_environment dev,leveldb,fuzz
 chosen=()
 if [ "${1-}" = --full ]; then
@@ -14,6 +15,7 @@ if [ "${1-}" = --full ]; then
     shift
 fi
 ensure_lab || chosen+=(--ignore=tests/faults)
+ensure_browser || chosen+=(--ignore=tests/pages)
 
 export OMP_NUM_THREADS=1 # pytest runs one process per core
 bin=.venv/bin

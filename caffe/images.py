@@ -27,6 +27,11 @@ def load_image(filename: str | os.PathLike[str], color: bool = True) -> np.ndarr
         if not os.path.exists(name):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
         raise DataError(f"{name}: is not an image that OpenCV can read")
+    return image_of(pixels, color)
+
+
+def image_of(pixels: np.ndarray, color: bool = True) -> np.ndarray:
+    """What OpenCV has decoded (IMREAD_UNCHANGED), as `load_image` gives it."""
     image = pixels.astype(np.float32)
     if pixels.dtype.kind == "u":
         image /= 2 ** (8 * pixels.dtype.itemsize) - 1

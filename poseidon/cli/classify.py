@@ -1,7 +1,8 @@
 """classify: `poseidon classify INPUT [OUTPUT.npy]` shows what a net takes images for; flags of Caffe's classify.py.
 
 INPUT is an image, a folder of them, or a .npy of N × height × width × channels. OUTPUT gets the net's output, a row per
-image. Images are resized to --images-dim; ten crops of each are averaged, or the central one is taken.
+image. Images are resized to --images-dim; ten crops of each are averaged, or the central one is taken. With --serve
+images come from a page in the browser instead (serving.py).
 """
 
 from __future__ import annotations
@@ -9,14 +10,16 @@ from __future__ import annotations
 import argparse
 import os
 
-from poseidon.cli.command import Command, Flags, Operand, files, positive_number, require
+from poseidon.cli.command import Command, Flags, Operand, files, positive_number, require, whole_number
 from poseidon.cli.terminal import loading
 from poseidon.errors import UsageError
+
+MAX_PIXELS = 64 << 20
 
 
 def declare(flags: Flags) -> None:
     flags.operands(
-        Operand("INPUT", "an image, a folder of images, or a .npy of N x height x width x channels in [0, 1]"),
+        Operand("INPUT", "an image, a folder of images, or a .npy of N x height x width x channels in [0, 1]", False),
         Operand("OUTPUT", "the .npy file that gets the net's output, one row per image", required=False),
     )
     flags.flag("model-def", metavar="FILE", help="the net's prototxt (deploy.prototxt)")
@@ -31,6 +34,8 @@ def declare(flags: Flags) -> None:
     flags.flag("ext", default="jpg", metavar="ENDING", help="of the images of a folder (jpg)")
     flags.flag("labels-file", default="", metavar="FILE", help="names of the classes, one a line")
     flags.flag("top", type=positive_number, default=5, metavar="K", help="how many classes to show (5)")
+    flags.switch("serve", help="instead of INPUT: a page on this machine, on which images are dropped")
+    flags.flag("port", type=whole_number, default=0, metavar="N", help="of that page (0: any that is free)")
 
 
 def run(found: argparse.Namespace) -> int:
@@ -44,13 +49,30 @@ def run(found: argparse.Namespace) -> int:
     if len(found.images_dim) != 2 or min(found.images_dim) < 1:
         raise UsageError("--images-dim is height,width, as in --images_dim=256,256")
     found.channel_swap = _numbers(found.channel_swap, "channel-swap")
+    found.plain = False
+    if found.serve:
+        return _serve(found)
+    if not found.input:
+        raise UsageError("INPUT is missing: an image, a folder of images, or a .npy (or --serve for a page)")
     found.input = os.path.expanduser(found.input)
     if not os.path.exists(found.input):
         raise UsageError(f"there is no file {found.input!r}; expected an image, a folder of images, or a .npy")
-    found.plain = False
     with loading(found):
         from poseidon.cli.classifying import classify
     classify(found)
+    return 0
+
+
+def _serve(found: argparse.Namespace) -> int:
+    if found.input:
+        raise UsageError(f"--serve takes images from its page, not {found.input!r}; leave one of the two out")
+    if not 0 <= found.port < 1 << 16:
+        raise UsageError(f"--port: expected 0 to 65535, got {found.port}")
+    # OpenCV reads this when it is loaded: a few bytes can promise an image that fills the machine.
+    os.environ["OPENCV_IO_MAX_IMAGE_PIXELS"] = str(MAX_PIXELS)
+    with loading(found):
+        from poseidon.cli.serving import serve
+    serve(found)
     return 0
 
 

@@ -22,44 +22,40 @@ from poseidon.spec.files import write_atomically
 
 def classify(found: argparse.Namespace) -> None:
     """Loads images, runs the net, shows the best classes of each, saves its output."""
-    _note("CPU mode (import caffe has no other: --gpu changes nothing)" if found.gpu else "CPU mode")
-    classifier = _classifier(found)
+    note("CPU mode (import caffe has no other: --gpu changes nothing)" if found.gpu else "CPU mode")
+    classifier = classifier_of(found)
     names, images = _load(found, classifier)
-    labels = _labels(found.labels_file)
-    _note(f"Classifying {len(images)} inputs.")
+    labels = labels_of(found.labels_file)
+    note(f"Classifying {len(images)} inputs.")
     start = time.monotonic()
     predictions = classifier.predict(images, not found.center_only)
-    _note(f"Done in {time.monotonic() - start:.2f} s.")
+    note(f"Done in {time.monotonic() - start:.2f} s.")
     _show(names, predictions.reshape(len(names), -1), labels, found.top)
     if found.output:
-        _note(f"Saving results into {found.output}")
+        note(f"Saving results into {found.output}")
         _save(found.output, predictions)
 
 
-def _note(line: str) -> None:
+def note(line: str) -> None:
     """What classify.py says on the way; results alone go to standard output."""
     print(line, file=sys.stderr, flush=True)
 
 
 # -- input ------------------------------------------------------------------------------------------------------------
-def _classifier(found: argparse.Namespace) -> caffe.Classifier:
+def classifier_of(found: argparse.Namespace) -> caffe.Classifier:
     """The net, which must take images no larger than those it will be given."""
-    num_channels, height, width = _input_shape(found.model_def)
+    num_channels, height, width = input_shape(found.model_def)
     if found.images_dim[0] < height or found.images_dim[1] < width:
         raise UsageError(
             f"{found.model_def} takes images of {height} x {width}; --images-dim is to be at least that, got "
             f"{found.images_dim[0]},{found.images_dim[1]}"
         )
-    mean = None
-    if found.mean_file:
-        is_array = found.mean_file.endswith(".npy")
-        mean = _array(found.mean_file) if is_array else read_mean(found.mean_file)
     try:
         return caffe.Classifier(
             found.model_def,
             found.pretrained_model,
             image_dims=found.images_dim,
-            mean=mean,
+            mean=mean_of(found.mean_file),
             input_scale=found.input_scale,
             raw_scale=found.raw_scale,
             channel_swap=found.channel_swap if found.channel_swap and num_channels > 1 else None,
@@ -68,7 +64,14 @@ def _classifier(found: argparse.Namespace) -> caffe.Classifier:
         raise UsageError(f"{found.mean_file}: {problem}") from None
 
 
-def _input_shape(model: str) -> tuple[int, int, int]:
+def mean_of(path: str) -> np.ndarray | None:
+    """The mean to subtract: a .npy or a .binaryproto; None without a path."""
+    if not path:
+        return None
+    return array_of(path) if path.endswith(".npy") else read_mean(path)
+
+
+def input_shape(model: str) -> tuple[int, int, int]:
     """Channels, height and width of the net's first input."""
     for layer in filter_net(read_net(model), TEST).net.layer:
         if layer.type == "Input" and layer.input_param.shape:
@@ -82,15 +85,15 @@ def _load(found: argparse.Namespace, classifier: caffe.Classifier) -> tuple[list
     """The names of the images, and the images: gray ones for a net of one channel."""
     num_channels = classifier.blobs[classifier.inputs[0]].shape[1]
     if os.path.isdir(found.input):
-        _note(f"Loading folder: {found.input}")
+        note(f"Loading folder: {found.input}")
         paths = sorted(glob.glob(os.path.join(glob.escape(found.input), f"*.{glob.escape(found.ext)}")))
         if not paths:
             raise DataError(f"{found.input}: has no *.{found.ext}; say with --ext what its images end in")
     else:
-        _note(f"Loading file: {found.input}")
+        note(f"Loading file: {found.input}")
         paths = [found.input]
     if found.input.endswith("npy"):
-        array = _array(found.input)
+        array = array_of(found.input)
         shape, images = array.shape, list(array) if array.ndim else []
         names = [f"{found.input}[{number}]" for number in range(len(images))]
     else:
@@ -105,14 +108,16 @@ def _load(found: argparse.Namespace, classifier: caffe.Classifier) -> tuple[list
     return names, [image.astype(np.float32) for image in images]
 
 
-def _array(path: str) -> np.ndarray:
+def array_of(path: str) -> np.ndarray:
+    """The array in a .npy file."""
     try:
         return np.load(path, allow_pickle=False)
     except (OSError, ValueError) as problem:
         raise DataError(f"{path}: is not an array that NumPy can read ({problem})") from None
 
 
-def _labels(path: str) -> list[str]:
+def labels_of(path: str) -> list[str]:
+    """The names of the classes, one a line."""
     if not path:
         return []
     with open(path, encoding="utf-8", errors="replace") as file:
