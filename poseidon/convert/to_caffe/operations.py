@@ -35,7 +35,7 @@ def add(net: NetBuilder, name: str, a: Operand, b: Operand, sign: float = 1.0) -
         return add(net, name, b, a)
     assert isinstance(a, Value)
     if isinstance(b, np.ndarray):
-        b = sign * b
+        b = np.asarray(sign * b)
         if b.size == 1 and b.ndim <= a.rank:
             return affine(net, name, a, shift=float(b.reshape(())))
         axis, operand = _span(b.shape, a)
@@ -73,7 +73,7 @@ def multiply(net: NetBuilder, name: str, a: Operand, b: Operand) -> Value:
 def divide(net: NetBuilder, name: str, a: Operand, b: Operand) -> Value:
     if isinstance(b, np.ndarray):
         with np.errstate(divide="ignore"):
-            return multiply(net, name, a, 1 / np.asarray(b, np.float64))
+            return multiply(net, name, a, np.asarray(1 / np.asarray(b, np.float64)))
     return multiply(net, name, a, affine(net, f"{name}_inverse", b, power=-1.0))
 
 

@@ -1,13 +1,14 @@
 """Convolutions and pooling as Caffe has them: the same padding on both sides, and Caffe's rounding.
 
-Padding behind that no window reaches does not matter, and pooling clips its windows anyway: so most other conventions
-can be had. An average that divides by something else gets a Scale with one constant per position.
+Padding behind that no window reaches does not matter, a kernel may begin or end with zeros, and pooling clips its
+windows anyway: so other conventions can be had. An average that divides by something else gets a Scale with one
+constant per position.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,13 +47,30 @@ class Taps:
 def convolution(
     net: NetBuilder, name: str, x: Value, weight: np.ndarray, bias: np.ndarray | None, taps: Taps, group: int
 ) -> Value:
+    if not _needs_no_more_behind(taps, x.shape[2:]):
+        weight, taps = _evened(weight, taps)
     options = _window_options(taps, weight.shape[0], group, bias is not None)
-    (y,) = net.add("Convolution", name, [x], _params(weight, bias), convolution_param=options)
-    if y.shape[2:] != taps.outputs(x.shape[2:]):
-        raise Inexpressible(
-            f"pads {taps.before} in front and {taps.after} behind, Caffe pads both sides alike; pad by {taps.before}"
-        )
-    return y
+    return net.add("Convolution", name, [x], _params(weight, bias), convolution_param=options)[0]
+
+
+def _needs_no_more_behind(taps: Taps, sizes: Sequence[int]) -> bool:
+    """True if padding behind by as much as in front gives the same windows."""
+    even = replace(taps, after=taps.before)
+    return even.outputs(sizes) == taps.outputs(sizes)
+
+
+def _evened(weight: np.ndarray, taps: Taps) -> tuple[np.ndarray, Taps]:
+    """The same convolution with equal padding on both sides: the kernel is made longer by taps of zero, in front where
+    there is too little padding in front, behind where there is too little behind."""
+    added = []
+    for before, after, dilation in zip(taps.before, taps.after, taps.dilation, strict=True):
+        if (before - after) % dilation:
+            raise Inexpressible(f"pads {taps.before} in front and {taps.after} behind with dilation {taps.dilation}")
+        missing = (after - before) // dilation
+        added.append((max(missing, 0), max(-missing, 0)))
+    pad = tuple(map(max, taps.before, taps.after))
+    weight = np.pad(weight, [(0, 0), (0, 0), *added])
+    return weight, Taps(weight.shape[2:], taps.stride, pad, pad, taps.dilation)
 
 
 def deconvolution(

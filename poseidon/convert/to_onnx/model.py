@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from poseidon import __version__
 from poseidon.convert.extents import Dims, Extents
 from poseidon.convert.steps import outputs_of, steps_of
 from poseidon.convert.table import emitters
@@ -80,7 +79,7 @@ def model_of(net: Net, extents: Extents, opset: int = DEFAULT_OPSET) -> Any:
     proto = graph.proto(net.name or "net", infos(inputs), infos(outputs))
     _make_node_names_unique(proto)
     opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(proto, opset_imports=opsets, producer_name="poseidon", producer_version=__version__)
+    model = helper.make_model(proto, opset_imports=opsets, producer_name="poseidon")
     model.ir_version = helper.find_min_ir_version_for(opsets)
     return model
 
