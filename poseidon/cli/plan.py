@@ -29,7 +29,7 @@ from poseidon.plan import (
 from poseidon.spec import read_solver
 
 AUTO = "auto"
-SCHEMES = (AUTO, *(scheme.value for scheme in Scheme if scheme is not Scheme.LOCAL))
+SCHEMES = (AUTO, *(scheme.value for scheme in Scheme if scheme not in (Scheme.LOCAL, Scheme.POWER_SGD)))
 
 
 def declare(flags: Flags) -> None:

@@ -42,7 +42,8 @@ class Parallel(nn.Module, Joinable):
     process_group            of torch.distributed; None: the default one, or what the environment tells
     find_unused_parameters   the loss may depend on some of the parameters only
     broadcast_buffers        rank 0's buffers go to all before a forward pass
-    schemes                  by pattern of parameter or module names: ring, factors or rows, whatever the planner thinks
+    schemes                  by pattern of parameter or module names: ring, factors or rows, whatever planners think;
+                             or powersgd, of rank `powersgd_rank`, which is lossy and never chosen otherwise
     wire                     what dense gradients cross the network as: fp32 (their own width), bf16 or fp16
     bandwidth                of the links, like 1gbit, if it is not to be measured
     transport                for tests: instead of a process group
@@ -58,6 +59,7 @@ class Parallel(nn.Module, Joinable):
         broadcast_buffers: bool = True,
         schemes: Mapping[str, str] | None = None,
         wire: str = "fp32",
+        powersgd_rank: int = 2,
         bandwidth: str | None = None,
         transport: Transport | None = None,
     ) -> None:
@@ -66,7 +68,7 @@ class Parallel(nn.Module, Joinable):
         device = _device_of(module, device_ids)
         self.module = module
         self._device, self._process_group = device, process_group
-        wishes = Wishes(tuple((schemes or {}).items()), wire, bandwidth)
+        wishes = Wishes(tuple((schemes or {}).items()), wire, bandwidth, powersgd_rank)
         options = ReplicaOptions(wishes, find_unused_parameters, broadcast_buffers)
         found = transport or meet(process_group, device)
         self._replica = Replica(module, found, options) if found is not None and found.size > 1 else None

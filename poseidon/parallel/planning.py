@@ -11,8 +11,8 @@ from __future__ import annotations
 import fnmatch
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,6 +24,7 @@ from poseidon.plan import (
     PAYLOAD_SHARE,
     Cluster,
     CommPlan,
+    FactorShape,
     LayerProfile,
     NetProfile,
     Order,
@@ -43,7 +44,7 @@ from poseidon.run.roundtable import Roundtable
 from poseidon.transport import Transport
 from poseidon.transport.probe import probe
 
-SCHEMES = (Scheme.LOCAL, Scheme.RING, Scheme.FACTORS, Scheme.ROWS)
+SCHEMES = (Scheme.LOCAL, Scheme.RING, Scheme.FACTORS, Scheme.ROWS, Scheme.POWER_SGD)
 _FIRST_FUSE_BYTES = 8_000_000.0
 
 Able = Callable[[Described, Scheme], bool]
@@ -51,15 +52,20 @@ Able = Callable[[Described, Scheme], bool]
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a user asks of plans. `bandwidth` of the links, if they are not to be measured: `1gbit`."""
+    """What a user asks of plans.
+
+    bandwidth    of the links, if they are not to be measured: `1gbit`
+    power_rank   of what is asked to travel by powersgd
+    """
 
     schemes: tuple[tuple[str, str], ...] = ()
     wire: str = "fp32"
     bandwidth: str | None = None
+    power_rank: int = 2
 
     def overrides(self, structure: Structure, able: Able | None = None) -> tuple[Override, ...]:
         """By parameter. A pattern stands for those of the parameters it matches that can travel so."""
-        able = able or _can
+        able = able or self._can
         found = [Override(name, Scheme.ROWS) for name, param in structure.params.items() if _must_be_rows(param)]
         for pattern, text in self.schemes:
             scheme = parse_scheme(text)
@@ -77,14 +83,39 @@ class Wishes:
             found += chosen
         return tuple(found)
 
+    def approximated(self, structure: Structure) -> dict[str, FactorShape]:
+        """By parameter that is asked to travel by powersgd: its matrix, and the rank."""
+        found = {}
+        for override in self.overrides(structure):
+            shape = structure.params[override.pattern].parameter.shape
+            found.pop(override.pattern, None)
+            if override.scheme is Scheme.POWER_SGD:
+                found[override.pattern] = FactorShape(self.power_rank, shape[0], math.prod(shape[1:]))
+        return found
+
+    def _can(self, found: Described, scheme: Scheme) -> bool:
+        if scheme is Scheme.FACTORS:
+            return found.factors
+        if scheme is Scheme.ROWS:
+            return found.rows
+        if scheme is Scheme.POWER_SGD:
+            value = found.parameter
+            sides = (len(value), value.numel() // len(value)) if value.dim() > 1 else (0, 0)
+            return not found.sparse and value.is_contiguous() and min(sides) > self.power_rank
+        return not found.sparse
+
     def request(self, structure: Structure, profile: NetProfile) -> PlanRequest:
         """For a model that was measured: what it does may be less than it seemed able to."""
         known = {param.name: param for param in profile.params}
 
         def able(found: Described, scheme: Scheme) -> bool:
             param = known[found.name]
-            has = {Scheme.FACTORS: param.factors is not None, Scheme.ROWS: param.rows is not None}
-            return _can(found, scheme) and has.get(scheme, True)
+            has = {
+                Scheme.FACTORS: param.factors is not None,
+                Scheme.ROWS: param.rows is not None,
+                Scheme.POWER_SGD: param.power is not None,
+            }
+            return self._can(found, scheme) and has.get(scheme, True)
 
         return PlanRequest(wire=self.wire, overrides=self.overrides(structure, able), among=SCHEMES)
 
@@ -128,11 +159,24 @@ def plan_together(
     rows_of = dict(zip(modules, table.gather(counts).amax(0).tolist() if modules else [], strict=True))
     (mean,) = table.mean([torch.tensor(measuring.seconds(), dtype=torch.float64)])
     profile = profile_of(structure, measuring, mean.tolist(), rows_of, needs_all_gradients=needs_all_gradients)
+    profile = _approximated(profile, wishes.approximated(structure))
     cluster = _cluster(profile, structure, transport, table, wishes)
     made = attempt(table, lambda: make_plan(profile, cluster, wishes.request(structure, profile)), by=0)
     own = "" if made is None else json.dumps({"plan": made.to_json(), "num_rows": _num_rows(profile)})
     told = json.loads(table.gather_texts(own)[0])  # ranks may have seen different branches: rank 0's view counts
-    return Agreed(CommPlan.from_json(told["plan"]), told["num_rows"])
+    return Agreed(CommPlan.from_json(told["plan"]), told["num_rows"], wishes.power_rank)
+
+
+def _approximated(profile: NetProfile, shapes: Mapping[str, FactorShape]) -> NetProfile:
+    """What travels by its strongest directions is one matrix, without factors and without a bias riding on it."""
+    params = []
+    for param in profile.params:
+        if param.name in shapes:
+            param = replace(param, factors=None, rows=None, power=shapes[param.name])
+        elif param.rides_with in shapes:
+            param = replace(param, rides_with=None)
+        params.append(param)
+    return replace(profile, params=tuple(params))
 
 
 def _num_rows(profile: NetProfile) -> dict[str, int]:
@@ -167,11 +211,3 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _must_be_rows(found: Described) -> bool:
     return found.sparse and found.parameter.requires_grad
-
-
-def _can(found: Described, scheme: Scheme) -> bool:
-    if scheme is Scheme.FACTORS:
-        return found.factors
-    if scheme is Scheme.ROWS:
-        return found.rows
-    return not found.sparse

@@ -16,6 +16,7 @@ from poseidon.comm.exchange import Wiring
 from poseidon.comm.factors import FactorLayout
 from poseidon.comm.free_factors import FreeFactors
 from poseidon.comm.part import members_of
+from poseidon.comm.power import PowerSgd
 from poseidon.comm.rows import Rows
 from poseidon.comm.wiring import ring_exchange
 from poseidon.parallel.round import Round
@@ -26,10 +27,12 @@ from poseidon.transport import Transport
 
 @dataclass(frozen=True, slots=True)
 class Agreed:
-    """A plan, and what goes with it on all workers alike: rows of factors to make room for, by weight."""
+    """A plan, and what goes with it on all workers alike: rows of factors to make room for, by weight; the rank of
+    approximations."""
 
     plan: CommPlan
     num_rows: Mapping[str, int]
+    power_rank: int = 0
 
 
 class Traffic:
@@ -77,6 +80,8 @@ def _exchange(wiring: Wiring, agreed: Agreed, sparse: frozenset[str]) -> Exchang
         return ring_exchange(wiring, agreed.plan.wire)
     if wiring.unit.scheme is Scheme.FACTORS:
         return FreeFactors(wiring, FactorLayout(agreed.num_rows[first], transposed=False))
+    if wiring.unit.scheme is Scheme.POWER_SGD:
+        return PowerSgd(wiring, agreed.power_rank)
     assert wiring.unit.scheme is Scheme.ROWS, f"{wiring.unit.scheme} is not among the schemes that were asked for"
     table = Rows(wiring)
     table.gives_rows = first in sparse

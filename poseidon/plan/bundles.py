@@ -32,6 +32,8 @@ class Bundle:
             ways += [Scheme.FACTORS, Scheme.FACTOR_SERVER]
         if self.params[0].rows is not None:
             ways += [Scheme.ROWS]
+        if self.params[0].power is not None:
+            ways += [Scheme.POWER_SGD]
         return tuple(ways)
 
 
@@ -60,7 +62,9 @@ def bundles_of(profile: NetProfile, *, alone: bool) -> Bundles:
             members = (param, *riders.get(param.name, ()))
             place = min(places[member.name][0] for member in members)
             num_elems = sum(member.num_elems for member in members)
-            travelling.append(Bundle(members, place, Load(num_elems, param.elem_bytes, param.factors, param.rows)))
+            travelling.append(
+                Bundle(members, place, Load(num_elems, param.elem_bytes, param.factors, param.rows, param.power))
+            )
     travelling.sort(key=lambda bundle: (bundle.place, places[bundle.params[0].name]))
     return Bundles(tuple(travelling), tuple(local))
 

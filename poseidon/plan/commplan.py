@@ -4,9 +4,9 @@
             rows stands alone, with the biases that ride on it. A unit's gradient is its parameters' gradients, flat,
             one after the other in the order of `params`. What does not learn is in one LOCAL unit, the last.
     order   the sends, in the order in which every worker starts them. The sends of a unit cover its elements once,
-            from first to last. FACTORS and ROWS are sent in one piece. The pieces of a FACTOR_SERVER unit are slabs:
-            its weight's elements are counted slice by slice along the larger dimension (of equal ones, the outputs),
-            a piece has whole slices, and riding biases come with the last.
+            from first to last. FACTORS, ROWS and POWER_SGD are sent in one piece. The pieces of a FACTOR_SERVER unit
+            are slabs: its weight's elements are counted slice by slice along the larger dimension (of equal ones, the
+            outputs), a piece has whole slices, and riding biases come with the last.
     barrier no update before all gradients are there (clip_gradients)
 
 A plan is frozen, compares by value, and is the same text as JSON on every worker: `digest()` tells whether two workers
@@ -37,6 +37,7 @@ class Scheme(enum.Enum):
     FACTORS = "factors"  # the factors of an inner product, gathered; every worker rebuilds and updates
     FACTOR_SERVER = "factor-server"  # factors pushed to the owners of slices, updated there, pulled dense
     ROWS = "rows"  # the rows of a table that were touched, gathered; every worker updates
+    POWER_SGD = "powersgd"  # lossy: the strongest directions of a matrix, gathered; every worker updates
     TREE = "tree"  # dense, by notified puts only: up a tree to its root, updated there, values down again
 
     @property
@@ -155,7 +156,7 @@ class CommPlan:
             if not 0 <= send.unit < len(self.units) or self.units[send.unit].scheme is Scheme.LOCAL:
                 raise PlanError(f"the order sends unit {send.unit}, which is no unit that travels")
             unit = self.units[send.unit]
-            in_one_piece = unit.scheme in (Scheme.FACTORS, Scheme.ROWS)
+            in_one_piece = unit.scheme in (Scheme.FACTORS, Scheme.ROWS, Scheme.POWER_SGD)
             follows = send.start == reached[send.unit] and send.start < send.stop <= unit.num_elems
             if not follows or (in_one_piece and (send.start, send.stop) != (0, unit.num_elems)):
                 raise PlanError(

@@ -11,6 +11,7 @@ Workers of a node combine through its memory, and one copy crosses the wire. A n
     FACTORS         gather(e · g · K · (M + N'))
     FACTOR_SERVER   gather(e · g · K · S) + e · g · K · L · (1 − x)  +  gather(w · M · N' · x)
     ROWS            gather(min(g · r, total) · (e · width + 4))               a row travels with its number
+    POWER_SGD       gather(e · g · r · M) + gather(e · g · r · N')            of rank r
 
 Owners are all workers, 1/P each. gather(b) hands every node's block of b bytes around a ring of neighbours: a node
 sends all blocks but its successor's, and receives all but its own. With one worker per node this is
@@ -50,7 +51,7 @@ ROW_NUMBER_BYTES = 4
 PUT_S = 5e-5  # what a notified put takes of the processor, both its ends together
 
 # What a send is made of besides all-reduces: push and pull; one gather; two pushes and a pull; sizes and rows.
-_NUM_COLLECTIVES = {Scheme.SERVER: 2, Scheme.FACTORS: 1, Scheme.FACTOR_SERVER: 3, Scheme.ROWS: 2}
+_NUM_COLLECTIVES = {Scheme.SERVER: 2, Scheme.FACTORS: 1, Scheme.FACTOR_SERVER: 3, Scheme.ROWS: 2, Scheme.POWER_SGD: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Load:
     elem_bytes: int
     factors: FactorShape | None = None
     rows: RowShape | None = None
+    power: FactorShape | None = None
 
     @property
     def num_slices(self) -> int:
@@ -244,6 +246,15 @@ class CostModel:
         gathered = self._gather(blocks, local_bytes=local)
         return [replace(gathered, num_steps=2 * gathered.num_steps)]
 
+    def _power_sgd(self, load: Load) -> list[Phase]:
+        assert load.power is not None
+        sides = (load.power.outputs, load.power.inputs)
+        each = [load.elem_bytes * load.power.rows * side for side in sides]
+        return [
+            self._gather([workers * size for workers in self.cluster.node_workers], self._once_if_shared(size))
+            for size in each
+        ]
+
     # -- what they are made of --------------------------------------------------------------------------------------
     def _gather(
         self, blocks: Sequence[float], local_bytes: float = 0.0, *, is_pull: bool = False, is_once: bool = False
@@ -291,6 +302,8 @@ class CostModel:
             return 0.0
         owned = cluster.num_workers if scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.TREE) else 1
         update_s = 8 * load.elem_bytes * load.num_elems / owned / cluster.update_bps
+        if load.power is not None and scheme is Scheme.POWER_SGD:
+            return update_s + 6 * load.power.rows * load.power.outputs * load.power.inputs / cluster.flops
         if scheme is not Scheme.FACTORS:
             return update_s
         factors = _factors_of(load)
@@ -310,6 +323,7 @@ _PHASES: dict[Scheme, Callable[[CostModel, Load], list[Phase]]] = {
     Scheme.FACTORS: CostModel._factors,
     Scheme.FACTOR_SERVER: CostModel._factor_server,
     Scheme.ROWS: CostModel._rows,
+    Scheme.POWER_SGD: CostModel._power_sgd,
     Scheme.TREE: CostModel._tree,
 }
 assert set(_PHASES) == set(Scheme), "every scheme has a cost"

@@ -57,7 +57,12 @@ def _check_structure(plan: CommPlan, unit: Unit, params: list[ParamProfile]) -> 
     first, *others = params
     has_factors = first.factors is not None and all(param.rides_with == first.name for param in others)
     has_rows = first.rows is not None and not others
-    needed = {Scheme.FACTORS: has_factors, Scheme.FACTOR_SERVER: has_factors, Scheme.ROWS: has_rows}
+    needed = {
+        Scheme.FACTORS: has_factors,
+        Scheme.FACTOR_SERVER: has_factors,
+        Scheme.ROWS: has_rows,
+        Scheme.POWER_SGD: first.power is not None,
+    }
     if not needed.get(unit.scheme, True):
         raise PlanError(
             f"the plan sends {', '.join(unit.params)} by {unit.scheme.name}, but the net has no such structure there: "

@@ -55,6 +55,7 @@ class ParamProfile:
     factors     if its gradient can be had as factors;      rows    if it can be had as rows
     rides_with  for a bias: the weight from whose factors its gradient follows (Σ rows of u), so that it costs no bytes
                 where that weight travels as factors
+    power       if it may be approximated (POWER_SGD): its matrix, and as `rows` the rank. Only where asked for by name
     why_dense   why it has neither factors nor rows, where people might expect them
     """
 
@@ -66,6 +67,7 @@ class ParamProfile:
     rows: RowShape | None = None
     rides_with: str | None = None
     why_dense: str = ""
+    power: FactorShape | None = None
 
     def __post_init__(self) -> None:
         _require_positive(f"parameter {self.name!r}", elem_bytes=self.elem_bytes)

@@ -99,7 +99,7 @@ def test_fewer_bytes_is_poseidons_published_rule(P, K, M, N):
 class TestSeconds:
     def test_steps_of_latency_and_overhead(self):
         costs = model((1, 2, 3, 1), latency_s=1e-3, overhead_s=1e-4)
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8))
+        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
         steps = {Scheme.RING: 6, Scheme.SERVER: 6, Scheme.FACTORS: 3, Scheme.FACTOR_SERVER: 6, Scheme.ROWS: 6}
         for scheme, expected in steps.items():
             cost = costs.cost(scheme, load)
@@ -108,7 +108,7 @@ class TestSeconds:
 
     @pytest.mark.parametrize("scheme", [s for s in Scheme if s is not Scheme.LOCAL])
     def test_one_node_moves_through_memory_only(self, scheme):
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8))
+        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
         cost = model((4,), latency_s=1.0).cost(scheme, load)
         assert cost.bytes_sent == cost.wire_s == 0
         legs = cost.push + cost.pull
@@ -124,7 +124,7 @@ class TestSeconds:
 
     def test_owners_update_their_share_only(self):
         costs = model((1, 1, 1, 1), update_bps=8.0)
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8))
+        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
         seconds = {scheme: costs.cost(scheme, load).apply_s for scheme in Scheme}
         assert seconds == {
             Scheme.LOCAL: 0,
@@ -133,13 +133,14 @@ class TestSeconds:
             Scheme.FACTORS: 256,
             Scheme.FACTOR_SERVER: 64,
             Scheme.ROWS: 256,
+            Scheme.POWER_SGD: 256,
             Scheme.TREE: 64,
         }
 
     def test_shares_of_the_bandwidth(self):
         """A megabyte takes a second: gathered at half the rate, pushed at a quarter, all-reduced at all of it."""
         costs = model((1, 1), gather_share=0.5, push_share=0.25)
-        load = Load(250_000, 4, FactorShape(250, 500, 500), RowShape(50, 500, 500))
+        load = Load(250_000, 4, FactorShape(250, 500, 500), RowShape(50, 500, 500), FactorShape(4, 500, 500))
         seconds = {scheme: costs.cost(scheme, load).wire_s for scheme in Scheme if scheme is not Scheme.LOCAL}
         assert seconds == pytest.approx(
             {
@@ -148,13 +149,14 @@ class TestSeconds:
                 Scheme.FACTORS: 1.0 / 0.5,
                 Scheme.FACTOR_SERVER: 0.5 / 0.5 + 0.25 / 0.25 + 0.5 / 0.5,
                 Scheme.ROWS: 50 * 2004 / 1e6 / 0.5,
+                Scheme.POWER_SGD: 2 * 4 * 4 * 500 / 1e6 / 0.5,
                 Scheme.TREE: 1.0,
             }
         )
 
     def test_only_what_waits_for_the_owner_is_the_pull(self):
         costs = model((1, 1))
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8))
+        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
         pulled = {scheme for scheme in Scheme if costs.cost(scheme, load).pull.wire_s}
         assert pulled == {Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.TREE}
 
