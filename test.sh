@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that must hold before a change lands: lint, format, types, import rules, a little fuzzing, all tests. Under 15 minutes on 2 cores.
 #   ./test.sh              everything, with a sample of the faults
-#   ./test.sh --full       everything, with all faults: takes hours
+#   ./test.sh --full       everything, with all faults, and the recipes for Lightning and Accelerate: takes hours
 #   ./test.sh tests/spec   only these tests, without the static checks
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -12,6 +12,7 @@ ensure_environment dev,leveldb,fuzz
 chosen=()
 if [ "${1-}" = --full ]; then
     chosen+=(--full)
+    ensure_environment dev,leveldb,fuzz,lightning,accelerate
     shift
 fi
 ensure_lab || chosen+=(--ignore=tests/faults)
