@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from poseidon.convert.statistics import mean_and_variance
 from poseidon.net import Net
 from poseidon.net.graph import Node
 from poseidon.net.layers.batch_norm import BatchNorm
@@ -106,7 +107,9 @@ def _folds_into(node: Node, chain: _Chain) -> bool:
         return False
     if isinstance(layer, BatchNorm):
         return not chain.rest and layer.use_global_stats
-    return isinstance(layer, Scale) and len(node.bottoms) == 1 and layer._is_over_channels
+    if not isinstance(layer, Scale) or len(node.bottoms) != 1:
+        return False
+    return layer.spec.scale_param.axis % len(node.bottom_shapes[0]) == 1 and len(layer.param_shapes[0]) == 1
 
 
 def _merged(chain: _Chain) -> list[np.ndarray]:
@@ -126,7 +129,7 @@ def _merged(chain: _Chain) -> list[np.ndarray]:
 def _factor_and_shift(node: Node) -> tuple[np.ndarray, np.ndarray]:
     layer = node.layer
     if isinstance(layer, BatchNorm):
-        mean, variance = (value.detach().double().numpy() for value in layer._global_statistics())
+        mean, variance = mean_and_variance(layer)
         by = 1 / np.sqrt(variance + layer.spec.batch_norm_param.eps)
         return by, -mean * by
     by = layer.param(0).detach().double().numpy()

@@ -1,26 +1,21 @@
 """What both writers walk through: the steps of a net, each with its layer, blobs and extents.
 
 A BatchNorm and the Scale behind it come as one step where the net itself runs them as one. Both targets are given the
-same facts about a layer; `Step.place` puts them into an Emission or a Writing.
+same facts about a layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
 from poseidon.convert.extents import Dims, Extents
-from poseidon.convert.to_onnx.builder import Emission
-from poseidon.convert.to_torch.writing import Writing
 from poseidon.net import Net
 from poseidon.net.graph import Node
 from poseidon.net.layers.scale import Scale
 from poseidon.net.program import Program
-
-Target = TypeVar("Target", Emission, Writing)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,9 @@ from functools import reduce
 
 import numpy as np
 
+from poseidon.convert.statistics import mean_and_variance
 from poseidon.convert.to_onnx.builder import Emission
+from poseidon.net.layers.batch_norm import BatchNorm
 from poseidon.spec import caffe_pb2
 
 _Eltwise = caffe_pb2.EltwiseParameter
@@ -74,21 +76,19 @@ def parameter(e: Emission) -> str:
 
 def batch_norm(e: Emission, weight: np.ndarray | None = None, bias: np.ndarray | None = None) -> str:
     """`weight` and `bias`: of the Scale that follows, if it is taken along."""
-    from poseidon.net.layers.batch_norm import BatchNorm
-
     assert isinstance(e.layer, BatchNorm)
     options = e.spec.batch_norm_param
     num_channels = e.layer.param_shapes[0][0]
     weight = np.ones(num_channels, np.float32) if weight is None else weight
     bias = np.zeros(num_channels, np.float32) if bias is None else bias
     if e.layer.use_global_stats and e.rank > 1:
-        mean, variance = (value.detach().cpu().numpy() for value in e.layer._global_statistics())
+        mean, variance = mean_and_variance(e.layer)
         values = {"scale": weight, "shift": bias, "mean": mean, "variance": variance}
         names = [e.constant(value, f"{e.layer.name}.{what}") for what, value in values.items()]
         return e.op("BatchNormalization", e.x, *names, epsilon=float(options.eps))
     along = (num_channels, *[1] * (e.rank - 2)) if e.rank > 1 else ()
     if e.layer.use_global_stats:
-        mean, variance = (e.constant(v.detach().cpu().numpy().reshape(along)) for v in e.layer._global_statistics())
+        mean, variance = (e.constant(value.reshape(along)) for value in mean_and_variance(e.layer))
     else:
         axes = [axis for axis in range(e.rank) if axis != 1]
         mean = e.reduce("ReduceMean", e.x, axes, keep=True)

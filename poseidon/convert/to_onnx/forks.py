@@ -6,10 +6,8 @@ import numpy as np
 import torch
 
 from poseidon.convert.extents import Dims
+from poseidon.convert.fork_sizes import cropped_sizes, nearest_positions, permuted_axes
 from poseidon.convert.to_onnx.builder import Emission
-from poseidon.net.layers.interp import Interp, _nearest
-from poseidon.net.layers.permute import Permute
-from poseidon.net.layers.upsample import Upsample
 
 
 def relu6(e: Emission) -> str:
@@ -21,8 +19,7 @@ def relu6(e: Emission) -> str:
 
 
 def permute(e: Emission) -> str:
-    assert isinstance(e.layer, Permute)
-    return e.op("Transpose", e.x, perm=e.layer._axes(e.rank))
+    return e.op("Transpose", e.x, perm=permuted_axes(e.spec, e.rank))
 
 
 def normalize(e: Emission) -> str:
@@ -36,15 +33,14 @@ def normalize(e: Emission) -> str:
 
 
 def interp(e: Emission) -> str:
-    assert isinstance(e.layer, Interp)
     options = e.spec.interp_param
-    inner, sizes = e.layer._cropped(e.shape[2:]), [int(n) for n in e.tops[0][2:]]
+    inner, sizes = cropped_sizes(e.spec, e.shape[2:]), [int(n) for n in e.tops[0][2:]]
     x, begin = e.x, -options.pad_beg
     for axis, size in enumerate(inner, start=2):
         x = x if size == e.shape[axis] else e.slice(x, axis, begin, begin + size)
     if options.interp_type == "nearest_neighbor":
         for axis, (old, new) in enumerate(zip(inner, sizes, strict=True), start=2):
-            x = e.op("Gather", x, e.integers(_nearest(old, new, torch.device("cpu")).tolist()), axis=axis)
+            x = e.op("Gather", x, e.integers(nearest_positions(old, new)), axis=axis)
         return x
     if tuple(inner) == tuple(sizes):
         return x
@@ -96,14 +92,14 @@ def reorg(e: Emission) -> str:
 
 
 def upsample(e: Emission) -> str:
-    assert isinstance(e.layer, Upsample)
-    batch, channels, height, width = e.bottoms[0]
+    batch, channels, *_ = e.bottoms[0]
+    height, width = e.shape[2:]
+    large_height, large_width = (int(n) for n in e.tops[0][2:])
     if len(e.inputs) == 1:
-        scales = e.constant([1, 1, *e.layer._scales()])
+        scales = e.constant([1, 1, large_height // height, large_width // width])
         mode = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
         return e.op("Resize", e.x, "", scales, **mode)
-    large_height, large_width = e.layer._sizes(e.shape[2:])
-    flat: Dims = (batch, channels, int(height) * int(width))
+    flat: Dims = (batch, channels, height * width)
     values, places = (e.reshape(value, e.bottoms[0], flat) for value in e.inputs)
     room = e.reduce("ReduceSum", values, [2], keep=True)
     room = e.op("Tile", e.op("Sub", room, room), e.integers([1, 1, large_height * large_width]))

@@ -6,6 +6,7 @@ from functools import reduce
 
 import numpy as np
 
+from poseidon.convert.statistics import mean_and_variance
 from poseidon.convert.to_torch import parts
 from poseidon.convert.to_torch.writing import Writing, affine, arguments, number
 from poseidon.net.layers.batch_norm import BatchNorm
@@ -89,7 +90,7 @@ def batch_norm(w: Writing, weight: np.ndarray | None = None, bias: np.ndarray | 
         operands = [w.parameter(name, value) for name, value in affine_values.items()]
         y = f"{w.part(parts.normalize_batch)}({arguments(x, number(eps), *operands)})"
         return y if w.rank > 1 else f"{y}.squeeze(1)"
-    mean, variance = (value.detach().cpu().float().numpy() for value in layer._global_statistics())
+    mean, variance = (value.astype(np.float32) for value in mean_and_variance(layer))
     if w.rank not in _NORMS:
         return _fixed_norm(w, mean, variance, affine_values)
     options = arguments(

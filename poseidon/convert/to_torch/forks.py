@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from poseidon.convert.fork_sizes import cropped_sizes, nearest_positions, permuted_axes
 from poseidon.convert.to_torch import parts
 from poseidon.convert.to_torch.writing import Writing, number
-from poseidon.net.layers.interp import Interp, _nearest
-from poseidon.net.layers.permute import Permute
-from poseidon.net.layers.upsample import Upsample
 
 
 def relu6(w: Writing) -> str:
@@ -17,8 +15,7 @@ def relu6(w: Writing) -> str:
 
 
 def permute(w: Writing) -> str:
-    assert isinstance(w.layer, Permute)
-    return f"{w.x}.permute({', '.join(map(str, w.layer._axes(w.rank)))})"
+    return f"{w.x}.permute({', '.join(map(str, permuted_axes(w.spec, w.rank)))})"
 
 
 def normalize(w: Writing) -> str:
@@ -30,16 +27,13 @@ def normalize(w: Writing) -> str:
 
 
 def interp(w: Writing) -> str:
-    assert isinstance(w.layer, Interp)
     options = w.spec.interp_param
-    inner, sizes = w.layer._cropped(w.shape[2:]), tuple(int(n) for n in w.tops[0][2:])
+    inner, sizes = cropped_sizes(w.spec, w.shape[2:]), tuple(int(n) for n in w.tops[0][2:])
     begin, x = -options.pad_beg, w.x
     if inner != w.shape[2:]:
         x = f"{x}[:, :, {begin}:{begin + inner[0]}, {begin}:{begin + inner[1]}]"
     if options.interp_type == "nearest_neighbor":
-        rows, columns = (
-            _nearest(old, new, torch.device("cpu")).tolist() for old, new in zip(inner, sizes, strict=True)
-        )
+        rows, columns = (nearest_positions(old, new) for old, new in zip(inner, sizes, strict=True))
         return f"{x}[:, :, {rows}][:, :, :, {columns}]"
     return f'F.interpolate({x}, {sizes}, mode="bilinear", align_corners=True)'
 
@@ -62,10 +56,10 @@ def reorg(w: Writing) -> str:
 
 
 def upsample(w: Writing) -> str:
-    assert isinstance(w.layer, Upsample)
+    large = tuple(int(n) for n in w.tops[0][2:])
     if len(w.inputs) == 2:
-        return f"{w.part(parts.unpool)}({w.x}, {w.inputs[1]}, {tuple(w.layer._sizes(w.shape[2:]))})"
-    rows, columns = w.layer._scales()
+        return f"{w.part(parts.unpool)}({w.x}, {w.inputs[1]}, {large})"
+    rows, columns = (new // old for old, new in zip(w.shape[2:], large, strict=True))
     if rows == columns:
         return f'F.interpolate({w.x}, scale_factor={rows}, mode="nearest")'
     return f"{w.x}.repeat_interleave({rows}, 2).repeat_interleave({columns}, 3)"
