@@ -46,6 +46,7 @@ TOOL_VERBS = {
     "upgrade-net": ("upgrade_net", "write a net of an old format, text or weights, in the current one"),
     "upgrade-solver": ("upgrade_solver", "write a solver of an old format in the current one"),
     "classify": ("classify", "show what a net takes images for"),
+    "detect": ("detect", "score windows of images, listed in a CSV or HDF5 file, with a net"),
     "draw-net": ("draw_net", "draw a net (SVG, PNG, PDF) with Graphviz"),
     "parse-log": ("parse_log", "write the figures of a training log as CSV"),
     "plot-log": ("plot_log", "draw charts of training logs (PNG)"),

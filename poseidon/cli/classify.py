@@ -11,6 +11,7 @@ import argparse
 import os
 
 from poseidon.cli.command import Command, Flags, Operand, files, positive_number, require, whole_number
+from poseidon.cli.numbers import numbers_of
 from poseidon.cli.terminal import loading
 from poseidon.errors import UsageError
 
@@ -45,10 +46,10 @@ def run(found: argparse.Namespace) -> int:
         files(path, flag)
     for flag in ("mean-file", "labels-file"):
         files(getattr(found, flag.replace("-", "_")), flag)
-    found.images_dim = _numbers(found.images_dim, "images-dim")
+    found.images_dim = numbers_of(found.images_dim, "images-dim")
     if len(found.images_dim) != 2 or min(found.images_dim) < 1:
         raise UsageError("--images-dim is height,width, as in --images_dim=256,256")
-    found.channel_swap = _numbers(found.channel_swap, "channel-swap")
+    found.channel_swap = numbers_of(found.channel_swap, "channel-swap")
     found.plain = False
     if found.serve:
         return _serve(found)
@@ -74,13 +75,6 @@ def _serve(found: argparse.Namespace) -> int:
         from poseidon.cli.serving import serve
     serve(found)
     return 0
-
-
-def _numbers(text: str, flag: str) -> list[int]:
-    words = [word.strip() for word in text.split(",") if word.strip()]
-    if not all(word.isascii() and word.isdecimal() for word in words):
-        raise UsageError(f"--{flag} is a list of numbers, separated by commas, got {text!r}")
-    return [int(word) for word in words]
 
 
 COMMAND = Command(declare, run)
