@@ -7,8 +7,8 @@
     Silence, HDF5Output                          go: they have no result
     inputs that nobody reads any more            go
 
-Shapes of data layers come from the data where it is at hand, or from whoever asks (`shapes`): a net can be taken away
-without the database it was trained on.
+Shapes of data layers come from the data where it is at hand, or from whoever asks (`shapes`; labels then follow the
+data): a net can be taken away without the database it was trained on.
 """
 
 from __future__ import annotations
@@ -90,7 +90,11 @@ def _as_input(entry: _Entry, filename: str, wanted: Deployment) -> _Entry:
     given = [wanted.shapes.get(top) for top in layer.top]
     if layer.type == "Input" and not any(shape is not None for shape in given):
         return entry
-    own = [None] * len(given) if all(shape is not None for shape in given) else _own_shapes(entry, filename, wanted)
+    if given[0] is not None and layer.type != "Input":
+        # Labels come along with the data: one per sample, whatever they will be used for.
+        own = [given[0][:1]] * len(given)
+    else:
+        own = _own_shapes(entry, filename, wanted)
     made = caffe_pb2.LayerParameter(name=layer.name, type="Input", top=layer.top)
     for shape, fallback in zip(given, own, strict=True):
         made.input_param.shape.add(dim=shape if shape is not None else fallback)
@@ -110,7 +114,7 @@ def _own_shapes(entry: _Entry, filename: str, wanted: Deployment) -> list[Shape]
         shapes = [tuple(shape) for shape in built.reshape(())]
         getattr(built, "close", lambda: None)()
     except (DataError, LayerError, SpecError) as problem:
-        example = " ".join(f"--shape {top}=1,…" for top in layer.top if top not in wanted.shapes)
+        example = f"--shape {layer.top[0]}=1,…"
         raise UsageError(
             f"{where}: layer {layer.name!r} ({layer.type}) becomes an input, whose shape its data would tell, "
             f"but: {problem}; give it as in {example}"

@@ -201,7 +201,7 @@ layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "
 
 def test_train_val_loses_data_losses_and_accuracy():
     source = parse_net(TRAIN_VAL, "tv.prototxt")
-    shapes = {"data": (1, 2, 3, 3), "label": (1,)}
+    shapes = {"data": (1, 2, 3, 3)}
     net = deployed(source, Deployment(shapes=shapes))
     assert [(layer.name, layer.type) for layer in net.net.layer] == [
         ("d", "Input"),
@@ -221,7 +221,7 @@ def test_train_val_loses_data_losses_and_accuracy():
 
 def test_a_loss_that_names_its_probabilities_leaves_a_softmax():
     text = TRAIN_VAL.replace('top: "loss"', 'top: "loss" top: "prob"')
-    net = deployed(parse_net(text), Deployment(shapes={"data": (1, 2), "label": (1,)}))
+    net = deployed(parse_net(text), Deployment(shapes={"data": (1, 2)}))
     assert [layer.type for layer in net.net.layer] == ["Input", "InnerProduct", "Dropout", "Softmax"]
     assert list(net.net.layer[-1].top) == ["prob"]
 

@@ -99,6 +99,27 @@ def test_claims_that_no_memory_could_hold(tmp_path):
     refusal(tmp_path, model)
 
 
+def test_graphs_that_ask_for_more_than_they_are(tmp_path):
+    """A few bytes of attributes must not become gigabytes of windows, kernels or products."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, 4, 4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None] * 4)
+    one = numpy_helper.from_array(np.ones((1, 1, 1, 1), np.float32), "w")
+    long = [
+        numpy_helper.from_array(np.ones(shape, np.float32), name)
+        for name, shape in (("a", (9000, 1)), ("b", (1, 9000)))
+    ]
+    far = 2**31 - 8
+    for nodes in (
+        [helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[1, 1], pads=[0, 0, far, far])],
+        [helper.make_node("MaxPool", ["x"], ["y"], kernel_shape=[far, far], pads=[0, 0, far, far])],
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[0, 0, far, far])],
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[far, far, far, far])],
+        [helper.make_node("Mul", ["a", "b"], ["c"]), helper.make_node("Add", ["x", "c"], ["y"])],
+    ):
+        graph = helper.make_graph(nodes, "g", [x], [y], [one, *long])
+        refusal(tmp_path, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+
+
 def test_operators_of_others_are_refused(tmp_path):
     model = small_model()
     model.graph.node[0].domain = "com.example"

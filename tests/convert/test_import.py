@@ -92,6 +92,8 @@ MODULES = {
     "shapes": Call(lambda x: x.view(2, -1).unsqueeze(1).reshape(2, 8, 4, 9).squeeze(0).transpose(1, 2).flatten(1, 2)),
     "cut": Call(lambda x: torch.cat([x[:, 1:3], x.narrow(1, 0, 1), *x.chunk(2, 1)], 1)),
     "select": Call(lambda x: x[:, 2, 4:8] + x[..., 0, :].mean(2, keepdim=True)),
+    "padded": nn.Sequential(nn.ZeroPad2d((1, 2, 0, 3)), nn.Conv2d(4, 2, 3, stride=2)),
+    "attribute": Call(lambda x: x.mean((2, 3)).T[1:].T),
     "sum": Call(lambda x: x.sum((2, 3))),
     "split": Call(lambda x: torch.maximum(*x.split(2, 1))),
 }

@@ -77,7 +77,7 @@ def test_there_and_back_again(name, target, tmp_path):
 @pytest.mark.parametrize("name", NAMES)
 def test_train_val_without_its_data(name):
     shape = (1, *INPUTS.get(name, (3, 224, 224)))
-    wanted = Deployment(shapes={"data": shape, "label": (1,)})
+    wanted = Deployment(shapes={"data": shape})
     net, _ = net_to_export(MODELS / name / "train_val.prototxt", None, wanted)
     assert net.inputs == ["data"]
     assert not any(layer.is_loss or layer.type_name == "Accuracy" for layer in net.layers.values())

@@ -18,12 +18,14 @@ import numpy as np
 import torch
 
 import poseidon.net.layers  # noqa: F401  (registers every built-in layer)
-from poseidon.errors import LayerError, NetError
+from poseidon.errors import ConvertError, LayerError, NetError
 from poseidon.net import Net
-from poseidon.net.layer import LayerContext, Shape, text_of
+from poseidon.net.layer import LayerContext, Shape, count_of, text_of
 from poseidon.net.memory import MemoryBudget
 from poseidon.net.registry import layer_class
 from poseidon.spec import caffe_pb2, net_source
+
+_MAX_INPUT_ELEMS = 1 << 28
 
 
 class Inexpressible(Exception):  # noqa: N818 (an answer, not a mistake)
@@ -50,6 +52,8 @@ class NetBuilder:
         self._context = LayerContext(caffe_pb2.TEST, name, memory=MemoryBudget())
 
     def input(self, name: str, shape: Shape) -> Value:
+        if count_of(shape) > _MAX_INPUT_ELEMS:
+            raise ConvertError(f"{self.message.name}: input {name!r} of shape {text_of(shape)} is too large: refused")
         blob = self._unique(name, self._blobs)
         layer = caffe_pb2.LayerParameter(name=self._unique(blob, set(self.values)), type="Input", top=[blob])
         layer.input_param.shape.add(dim=shape)

@@ -21,6 +21,18 @@ from poseidon.errors import ConvertError, UsageError
 from poseidon.net.layer import Shape
 
 Original = Any
+# What Python and NumPy say of attributes and operands of the wrong kind, number or size.
+_MALFORMED = (
+    TypeError,
+    ValueError,
+    KeyError,
+    IndexError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+    MemoryError,
+    StopIteration,
+)
 
 
 def read_graph(path: str, shapes: Mapping[str, Shape]) -> tuple[NetBuilder, list[str], Original]:
@@ -107,7 +119,7 @@ def _convert(net: NetBuilder, node: Any, values: dict[str, Any], opsets: Any, pa
     except Inexpressible as problem:
         return f"{name}: {node.op_type}: {problem}"
     # A node that lacks an input or holds one of another kind than its operator takes.
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, AssertionError, OverflowError) as problem:
+    except _MALFORMED as problem:
         return f"{name}: {node.op_type}: not as the operator is defined ({problem})"
     if made is not None:
         for output, value in zip(node.output, made if isinstance(made, list) else [made], strict=False):

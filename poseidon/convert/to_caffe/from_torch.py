@@ -120,7 +120,7 @@ class _Recorder(TorchFunctionMode):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         touched = [item for item in _tensors((args, kwargs)) if id(item) in self._values]
-        name = getattr(func, "__name__", str(func))
+        name = _name_of(func)
         if not touched or not _tensors(result) or name in CONSTANT:
             return result
         if name in SILENT:
@@ -163,6 +163,12 @@ class _Recorder(TorchFunctionMode):
         if isinstance(item, (list, tuple)):
             return type(item)(self._known(each) for each in item) if type(item) in (list, tuple) else item
         return item
+
+
+def _name_of(func: Any) -> str:
+    """As it is written; an attribute (x.T) is read by a getter of that name."""
+    name = getattr(func, "__name__", str(func))
+    return getattr(func.__self__, "__name__", name) if name == "__get__" else name
 
 
 def _tensors(item: Any) -> list[Tensor]:

@@ -280,6 +280,16 @@ def log_softmax(net: NetBuilder, node: Node) -> Value:
     return net.add("Log", f"{node.name}_log", [softmax(net, node)])[0]
 
 
+@operator("Pad")
+def pad(net: NetBuilder, node: Node) -> Value:
+    mode = node.get("mode", b"constant")
+    value = node.get("value", 0.0) if node.input(2) is None else float(node.weights(2, "value").reshape(()))
+    if mode not in (b"constant", "constant") or value != 0 or node.input(3) is not None:
+        raise Inexpressible("pads with something else than zeros, or along chosen axes")
+    pads = [int(n) for n in (node.get("pads") if "pads" in node.attributes else node.constant(1, "pads"))]
+    return windows.zero_pad(net, node.name, node.x, pads[: node.x.rank], pads[node.x.rank :])
+
+
 @operator("Dropout")
 def dropout(net: NetBuilder, node: Node) -> Value:
     ratio = node.get("ratio", 0.5) if node.input(1) is None else float(node.weights(1, "ratio").reshape(()))
@@ -447,7 +457,17 @@ def reduce(net: NetBuilder, node: Node) -> Value:
 
 # -- constants ------------------------------------------------------------------------------------------------------
 def _gather(data: np.ndarray, index: np.ndarray, axis: int) -> np.ndarray:
+    if index.size * data.size > _MAX_FOLDED_ELEMS:
+        raise Inexpressible("picks from constants, many times over")
     return np.take(data, index.astype(np.int64), axis=axis)
+
+
+def _check_product(node: Node) -> None:
+    """Constants that are broadcast may not become much larger than they are."""
+    if node.op in ("Add", "Sub", "Mul", "Div"):
+        size = int(np.prod(np.broadcast_shapes(*(value.shape for value in node.inputs)), dtype=float))
+        if size > max(_MAX_FOLDED_ELEMS, *(value.size for value in node.inputs)):
+            raise Inexpressible("broadcasts constants beyond measure")
 
 
 _FOLDED: dict[str, Callable[[Node], np.ndarray]] = {
@@ -477,8 +497,7 @@ def fold_constants(node: Node) -> Any:
         return np.array(node.inputs[0].shape[slice(node.get("start", 0), node.get("end"))], np.int64)
     if not given or not all(isinstance(value, np.ndarray) for value in given):
         return None
-    if sum(value.size for value in given) > _MAX_FOLDED_ELEMS:
-        return None
+    _check_product(node)
     if node.op == "Shape":
         return np.array(given[0].shape, np.int64)
     if node.op == "Cast":

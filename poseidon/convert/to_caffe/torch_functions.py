@@ -22,7 +22,7 @@ _Reduction = caffe_pb2.ReductionParameter
 
 # Leave values as they are (or cut fractions off indices, as Embed does).
 SILENT = frozenset(
-    {"contiguous", "clone", "detach", "to", "float", "long", "int", "requires_grad_", "alias", "type_as"}
+    {"contiguous", "clone", "detach", "to", "float", "long", "int", "requires_grad_", "alias", "type_as", "data"}
 )
 # Take a shape and a type only: what they give is a constant.
 CONSTANT = frozenset({"new_zeros", "new_ones", "new_full", "new_tensor", "zeros_like", "ones_like", "full_like"})
@@ -157,6 +157,16 @@ def interpolate(net, name, input, size=None, scale_factor=None, mode="nearest", 
             f"resizes {input.shape[2:]} to {wanted} ({mode}); only whole factors of `nearest` can be had"
         )
     return ops.repeat_nearest(net, name, input, [n // m for n, m in zip(wanted, input.shape[2:], strict=True)])
+
+
+@function("pad")
+def pad(net, name, input, pad, mode="constant", value=None):
+    if mode != "constant" or value:
+        raise Inexpressible("pads with something else than zeros")
+    before, after = [0] * input.rank, [0] * input.rank
+    for number in range(len(pad) // 2):  # pairs from the last axis on
+        before[-1 - number], after[-1 - number] = pad[2 * number], pad[2 * number + 1]
+    return windows.zero_pad(net, name, input, before, after)
 
 
 # -- dense, normalisation -------------------------------------------------------------------------------------------
@@ -400,6 +410,11 @@ def transpose(net, name, input, dim0, dim1):
     order = list(range(input.rank))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return ops.permute(net, name, input, order)
+
+
+@function("T", "mT")
+def transposed(net, name, input):
+    return ops.permute(net, name, input, [*range(input.rank - 2), input.rank - 1, input.rank - 2])
 
 
 @function("cat", "concat", "concatenate")

@@ -18,6 +18,9 @@ from poseidon.spec import caffe_pb2
 
 _Pool = caffe_pb2.PoolingParameter
 _FIXED = {"lr_mult": 0.0, "decay_mult": 0.0}
+# Far above what real models have; below what a made-up one could fill the machine with.
+_MOST_OUTPUTS = 1 << 16
+_MOST_ADDED_TAPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,8 @@ class Taps:
             if self.ceil and (count - 1) * stride >= size + self.before[axis]:
                 count -= 1
             counts.append(count)
+        if not all(1 <= count <= _MOST_OUTPUTS for count in counts):
+            raise Inexpressible(f"gives {counts} positions of {tuple(sizes)}")
         return tuple(counts)
 
 
@@ -67,6 +72,8 @@ def _evened(weight: np.ndarray, taps: Taps) -> tuple[np.ndarray, Taps]:
         if (before - after) % dilation:
             raise Inexpressible(f"pads {taps.before} in front and {taps.after} behind with dilation {taps.dilation}")
         missing = (after - before) // dilation
+        if abs(missing) > _MOST_ADDED_TAPS:
+            raise Inexpressible(f"pads {taps.before} in front and {taps.after} behind")
         added.append((max(missing, 0), max(-missing, 0)))
     pad = tuple(map(max, taps.before, taps.after))
     weight = np.pad(weight, [(0, 0), (0, 0), *added])
@@ -96,6 +103,16 @@ def _window_options(taps: Taps, num_output: int, group: int, has_bias: bool) -> 
         "group": group,
         "bias_term": has_bias,
     }
+
+
+def zero_pad(net: NetBuilder, name: str, x: Value, before: Sequence[int], after: Sequence[int]) -> Value:
+    """Zeros around the spatial axes: a convolution of every channel with a kernel of one 1."""
+    if x.rank < 3 or any(before[:2]) or any(after[:2]) or min((*before, *after)) < 0:
+        raise Inexpressible(f"pads {tuple(before)} in front and {tuple(after)} behind; only spatial axes can be padded")
+    axes = x.rank - 2
+    one = np.ones((x.shape[1], 1, *[1] * axes), np.float32)
+    taps = Taps((1,) * axes, (1,) * axes, tuple(before[2:]), tuple(after[2:]), (1,) * axes)
+    return convolution(net, name, x, one, None, taps, x.shape[1])
 
 
 def max_pool(net: NetBuilder, name: str, x: Value, taps: Taps) -> Value:

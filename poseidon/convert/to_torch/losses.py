@@ -63,7 +63,7 @@ def accuracy(w: Writing) -> str:
     options = w.spec.accuracy_param
     ignore_label = options.ignore_label if options.HasField("ignore_label") else None
     given = arguments(*w.inputs, options.axis % w.rank, options.top_k, ignore_label=ignore_label)
-    call = f"{w.part(parts.accuracy)}({given})"
+    call = f"{w.part(parts.label_accuracy)}({given})"
     return call if len(w.tops) == 2 else f"{call}[0]"
 
 

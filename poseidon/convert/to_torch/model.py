@@ -46,6 +46,7 @@ def model_of(net: Net, extents: Extents) -> TorchModel:
         if step.scale is None:
             made = emitters(layer).torch(writing)
         else:
+            writing.absorbed = step.scale
             made = batch_norm(writing, *step.scale_values())
         _assign(source, step.node.tops, made, values)
     outputs = list(outputs_of(net))

@@ -242,7 +242,7 @@ def contrastive_loss(a, b, similar, margin, legacy):
     return torch.where(similar.long().reshape(-1) != 0, squared, pushed).sum() / (2 * max(len(a), 1))
 
 
-def accuracy(x, label, dim, top_k, ignore_label=None):
+def label_accuracy(x, label, dim, top_k, ignore_label=None):
     """Share of labels among the top_k best scores; equal scores count against a label. Then the same per class."""
     rows = class_rows(x, dim)
     index, counted = valid_labels(label, ignore_label)
@@ -257,5 +257,5 @@ NEEDS = {
     largest_per_sample: (largest,),
     softmax_loss: (class_rows, valid_labels),
     infogain_loss: (class_rows, valid_labels),
-    accuracy: (class_rows, valid_labels),
+    label_accuracy: (class_rows, valid_labels),
 }

@@ -11,7 +11,6 @@ helper from parts.py along into the text and gives its name.
 
 from __future__ import annotations
 
-import builtins
 import keyword
 import re
 from collections.abc import Callable, Sequence
@@ -22,9 +21,11 @@ import numpy as np
 from torch import nn
 
 from poseidon.convert.extents import Dims
+from poseidon.convert.to_torch import parts
 from poseidon.net.layer import Layer
 
-_RESERVED_VARIABLES = frozenset({"self", "torch", "nn", "F", "math", "load", "model", *dir(builtins)})
+# Names that forward's text itself uses; helpers are all reserved, for one may be needed after a variable is named.
+_RESERVED_VARIABLES = frozenset({"self", "torch", "nn", "F", "len", "float", "True", "False", *vars(parts)})
 _RESERVED_MEMBERS = frozenset(dir(nn.Module()))
 
 
@@ -43,7 +44,7 @@ class ModelSource:
     def variable(self, blob: str) -> str:
         """The variable of a blob: its name as far as Python takes it."""
         if blob not in self._variables:
-            taken = {*self._variables.values(), *_RESERVED_VARIABLES, *(part.__name__ for part in self.parts)}
+            taken = {*self._variables.values(), *_RESERVED_VARIABLES}
             self._variables[blob] = _identifier(blob, taken)
         return self._variables[blob]
 
@@ -70,6 +71,7 @@ class Writing:
         self.bottoms = list(bottoms)
         self.tops = list(tops)
         self.bottom_shapes: list[tuple[int, ...]] = []
+        self.absorbed: Layer | None = None  # a Scale whose parameters go into this layer's module
 
     @property
     def x(self) -> str:
@@ -97,7 +99,8 @@ class Writing:
     # -- members ----------------------------------------------------------------------------------------------------
     def module(self, constructor: str, **tensors: np.ndarray) -> str:
         """`self.name`, made by `constructor` and with these values; layers that share all of it are one member."""
-        owners = tuple(id(self.layer.param_owner(i)) for i in range(self.layer.num_params))
+        layers = [self.layer] if self.absorbed is None else [self.layer, self.absorbed]
+        owners = tuple(id(layer.param_owner(i)) for layer in layers for i in range(layer.num_params))
         key = (constructor, *owners)
         if owners and key in self.source._shared:
             return self.source._shared[key]
