@@ -45,9 +45,7 @@ def _before_save(parallel: Any, prefix: str, keep_vars: bool) -> None:
 
 def _on_save(parallel: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
     _rename(state, prefix + _INNER, prefix)
-    kept = getattr(state, "_metadata", None)
-    if kept is not None:
-        kept.pop(prefix[:-1] + ("." if prefix else "") + _INNER[:-1] if prefix else _INNER[:-1], None)
+    _rename(getattr(state, "_metadata", {}), prefix + _INNER, prefix)
     replica = parallel._replica
     owed = replica.wire_state() if replica is not None else {}
     if owed:

@@ -28,8 +28,12 @@ class Gate:
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         return open_gate
 
-    def __reduce__(self) -> str:
-        return "open_gate"
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, ()
+
+
+def _opened() -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    return open_gate
 
 
 def set_gates(readers: Mapping[str, nn.Module], on_enter: Callable[[str], None]) -> list[Any]:

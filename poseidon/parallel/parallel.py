@@ -14,6 +14,7 @@ iterations measure: `print(model.plan)`.
 from __future__ import annotations
 
 import contextlib
+import copy
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -72,13 +73,15 @@ class Parallel(nn.Module, Joinable):
         options = ReplicaOptions(wishes, find_unused_parameters, broadcast_buffers)
         found = transport or meet(process_group, device)
         self._replica = Replica(module, found, options) if found is not None and found.size > 1 else None
+        self._plan_alone: CommPlan | None = None
         if self._replica is None:
             structure = find_structure(module)
             wishes.overrides(structure)
             self._plan_alone = first_plan(structure, 1, wire).plan
         keep_bare_names(self)
-        self._guard = guard(list(module.parameters()), self._check_step)
-        self._finalizer = weakref.finalize(self, _part, self._replica, found if transport is None else None)
+        hook = guard(list(module.parameters()), self._check_step)
+        own = found if transport is None else None
+        self._finalizer = weakref.finalize(self, _part, self._replica, own, hook)
 
     # -- as DistributedDataParallel ---------------------------------------------------------------------------------
     @torch.compiler.disable
@@ -144,7 +147,9 @@ class Parallel(nn.Module, Joinable):
     @property
     def plan(self) -> CommPlan:
         """The plan in use; print it. A first one, until a few iterations were measured."""
-        return self._plan_alone if self._replica is None else self._replica.plan
+        plan = self._plan_alone if self._replica is None else self._replica.plan
+        assert plan is not None, "alone or not, there is one"
+        return plan
 
     @property
     def is_planned(self) -> bool:
@@ -163,8 +168,17 @@ class Parallel(nn.Module, Joinable):
 
     def close(self) -> None:
         """Ends the exchanges; the model can be used on without them."""
-        self._guard.remove()
+        self._plan_alone = self.plan
         self._finalizer()
+        self._replica = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        """A copy of the bare model: an average, say, is no worker's replica."""
+        self.wait()
+        return copy.deepcopy(self.module, memo)
+
+    def __getstate__(self) -> Any:
+        raise UsageError("a Parallel has connections and cannot be pickled: save model.state_dict(), or model.module")
 
     def _check_step(self, optimizer: Optimizer) -> None:
         replica = self._replica
@@ -210,8 +224,9 @@ def _device_of(module: nn.Module, device_ids: Sequence[int | torch.device] | Non
     return device
 
 
-def _part(replica: Replica | None, transport: Transport | None) -> None:
+def _part(replica: Replica | None, transport: Transport | None, hook: Any) -> None:
     """What a Parallel leaves behind: threads and connections. Exchanges under way are finished, if they can be."""
+    hook.remove()
     if replica is not None:
         with contextlib.suppress(Exception):  # whoever could be told has been
             replica.wait()

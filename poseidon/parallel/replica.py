@@ -97,7 +97,6 @@ class Replica:
         self._num_surprises = 0
         self._wire_state: dict[str, dict[str, Tensor]] = {}
         self._gate_units: dict[str, tuple[int, ...]] = {}
-        self._batch = 0
         self._connect()
 
     # -- plans ------------------------------------------------------------------------------------------------------
@@ -203,9 +202,8 @@ class Replica:
     def _begin_iteration(self, inputs: Any) -> None:
         if self.gradients.arrived:
             raise self.gradients.unfinished()
-        self._batch = _batch_of(inputs)
         fingerprint = _fingerprint(self.model)
-        saying = Saying(Word(fingerprint, self._batch), self.table)
+        saying = Saying(Word(fingerprint, _batch_of(inputs), self._num_dense()), self.table)
         if fingerprint != self._fingerprint:
             check_alike(saying.heard())
             self._disconnect()
@@ -213,10 +211,11 @@ class Replica:
             self._connect()
         elif self.measuring is not None and self.measuring.is_over:
             self._renew()
+        is_first = not self._sayings  # there may be several forward passes to one backward pass
         self._sayings.append(saying)
         self._count_active(saying)
         self.gradients.begin_forward(syncs=True)
-        if self.measuring is not None:
+        if self.measuring is not None and is_first:
             self.wait()  # what is timed must not include it
             self.measuring.begin()
 
@@ -302,7 +301,7 @@ class Replica:
             self.measuring.end(self.gradients.arrived)
         self.taker.take(self, round_, lambda name: used is None or name in used)
         if words and self.measuring is None:
-            self._notice([word.batch for word in words if word.active])
+            self._notice(words)
 
     def _used(self, reached: set[str]) -> set[str]:
         """The parameters that any worker's loss depends on."""
@@ -310,18 +309,32 @@ class Replica:
         counts = self.table.sum(torch.tensor([float(name in reached) for name in names]))
         return {name for name, count in zip(names, counts.tolist(), strict=True) if count}
 
-    def _notice(self, batches: list[int]) -> None:
-        """Whether this iteration was one the plan was not made for; all workers come to the same conclusion."""
+    def _notice(self, words: list[Word]) -> None:
+        """Whether iterations are still what the plan was made for; all workers come to the same conclusion."""
+        batches = [word.batch for word in words if word.active]
         if self._batches is None:
             self._batches = batches
-        dense = [exchange for exchange in self.traffic.exchanges if isinstance(exchange, FreeFactors)]
-        num_dense = sum(exchange.num_dense for exchange in dense)
-        for exchange in dense:
-            exchange.num_dense = 0
-        is_surprise = batches != self._batches or num_dense > 0
-        self._num_surprises = self._num_surprises + 1 if is_surprise else 0
-        if self._num_surprises >= PATIENCE and batches != self._batches:
+        self._num_surprises = self._num_surprises + 1 if batches != self._batches else 0
+        if self._num_surprises >= PATIENCE:
             self.measure()
+        elif self._num_surprises == 0 and max(word.dense for word in words) >= PATIENCE:
+            self._give_up_factors()
+            self.measure()
+
+    def _free_factors(self) -> list[FreeFactors]:
+        return [exchange for exchange in self.traffic.exchanges if isinstance(exchange, FreeFactors)]
+
+    def _num_dense(self) -> int:
+        return max((exchange.num_dense for exchange in self._free_factors()), default=0)
+
+    def _give_up_factors(self) -> None:
+        """Of weights that have a dense gradient besides."""
+        self.wait()  # then all workers have counted the same
+        for exchange in self._free_factors():
+            if exchange.num_dense >= PATIENCE:
+                found = self.structure.params[exchange.members[0].name]
+                found.factors = False
+                found.why_dense = "in several iterations its gradient was more than its layer's factors"
 
     # -- everything -------------------------------------------------------------------------------------------------
     def wait(self) -> None:

@@ -2,6 +2,7 @@
 
     fingerprint   which parameters learn: workers that have frozen different ones must not exchange
     batch         the leading extent of the first input: where it stays changed, the plan is renewed
+    dense         how often factors have had to go dense since the plan was made, as far as this worker knows
     active        0 from a worker that has no more data (Join)
 
 A word costs one small all-reduce beside the forward and backward pass; nobody waits for it before its end, unless its
@@ -11,7 +12,7 @@ own fingerprint has changed: then all have to change together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 
 import torch
 
@@ -24,6 +25,7 @@ from poseidon.transport import Work
 class Word:
     fingerprint: int
     batch: int
+    dense: int = 0
     active: int = 1
 
 
@@ -32,8 +34,8 @@ class Saying:
 
     def __init__(self, word: Word, table: Roundtable) -> None:
         self._table = table
-        self._words = torch.zeros(table.size, 3, dtype=torch.int64)
-        self._words[table.rank] = torch.tensor([word.fingerprint, word.batch, word.active])
+        self._words = torch.zeros(table.size, len(fields(Word)), dtype=torch.int64)
+        self._words[table.rank] = torch.tensor(astuple(word))
         self._work: Work = table.start_sum(self._words.view(-1))
 
     def heard(self) -> list[Word]:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import poseidon
@@ -116,4 +117,44 @@ def compare(seat: Seat, names: list[str], kinds: list[str], ways: list[str]) -> 
                     sums = [float(t.double().sum()) for t in state[: len(list(BY_NAME[name].model().parameters()))]]
                     entry = {"difference": relative(state, expected), "schemes": used, "sums": sums}
                     found[f"{name} {kind} {way}"] = entry
+    return found
+
+
+def compare_singles(seat: Seat, names: list[str], kinds: list[str]) -> dict[str, Any]:
+    """In single precision: how far ours ends from DistributedDataParallel, and that from itself with other buckets."""
+    found: dict[str, Any] = {}
+    with grouped(seat), beside(seat) as transport:
+        for name in names:
+            for kind in kinds:
+                case, rank = BY_NAME[name], seat.rank
+                one = by_ddp(case, kind, rank, torch.float32)
+                others = [by_ddp(case, kind, rank, torch.float32, bucket_mb) for bucket_mb in (1e-4, 1e-3)]
+                ours = [by_ours(case, kind, transport, torch.float32, way)[0] for way in ("plain", "overlap")]
+                found[f"{name} {kind}"] = {
+                    "theirs": max(distance(other, one) for other in others),
+                    "ours": max(distance(own, one) for own in ours),
+                }
+    return found
+
+
+def uneven(seat: Seat, name: str, kind: str, way: str, divides_by_all: bool) -> float:
+    """How far ours ends from DistributedDataParallel when ranks have different numbers of batches."""
+    case = BY_NAME[name]
+
+    def run(model: Any, optimizer: Any) -> None:
+        with Join([model], divide_by_initial_world_size=divides_by_all):
+            for step in range(6 + 2 * seat.rank):
+                optimizer.zero_grad()
+                model(*case.inputs(step, seat.rank)).backward()
+                optimizer.step()
+
+    with grouped(seat):
+        ddp = DistributedDataParallel(case.model())
+        run(ddp, OPTIMIZERS[kind](ddp.parameters()))
+        ours = Parallel(case.model(), bandwidth="100mbit")
+        optimizer = OPTIMIZERS[kind](ours.parameters())
+        run(ours, poseidon.overlap(optimizer, ours) if way == "overlap" else optimizer)
+        found = relative([p.detach() for p in ours.parameters()], [p.detach() for p in ddp.parameters()])
+        dist.barrier()
+        ours.close()
     return found

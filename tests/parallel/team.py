@@ -65,7 +65,9 @@ def in_team(
     def work(transport: Transport) -> Any:
         parallel = Parallel(copy.deepcopy(base), transport=transport, **{"bandwidth": "100mbit", **options})
         try:
-            return act(Member(parallel, transport.rank, transport.size))
+            found = act(Member(parallel, transport.rank, transport.size))
+            transport.barrier(30.0)  # nobody leaves while another still needs it
+            return found
         finally:
             parallel.close()
 
