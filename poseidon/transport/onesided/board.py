@@ -103,7 +103,7 @@ class Board:
                     return id
             return None
 
-        return self.wait_for(look, timeout_s, lambda: f"a notification of {_ids_text(ids)}")
+        return self.wait_for(look, timeout_s, ids)
 
     def take(self, ids: Collection[int], timeout_s: float) -> list[Note]:
         values = self._values
@@ -115,7 +115,7 @@ class Board:
                 del values[note.id]
             return found if found or self.num_left > num_left or timeout_s == 0 else None
 
-        return self.wait_for(look, timeout_s, lambda: f"notifications of {_ids_text(ids)}")
+        return self.wait_for(look, timeout_s, ids)
 
     def reset(self, id: int) -> int:
         if self.error is not None:
@@ -123,9 +123,11 @@ class Board:
         with self._lock:
             return self._values.pop(id, 0)
 
-    def wait_for(self, look: Callable[[], T | None], timeout_s: float, what: Callable[[], str]) -> T:
-        """What `look` finds; it is called under the board's lock, whenever something has changed."""
-        deadline_s = time.monotonic() + timeout_s
+    def wait_for(self, look: Callable[[], T | None], timeout_s: float, what: str | Collection[int]) -> T:
+        """What `look` finds; it is called under the board's lock, whenever something has changed.
+
+        `what` is waited for: ids, or something else in words.
+        """
         poller = self._poller
         with self._lock:
             if self.error is not None:
@@ -134,28 +136,25 @@ class Board:
             if found is not None:
                 return found
             if poller is None or self._has_poller:
-                return self._sleep(look, deadline_s, what)
+                return self._sleep(look, time.monotonic() + timeout_s, what)
             self._has_poller = poller.sleeps = True
+        deadline_s, left_s = time.monotonic() + timeout_s, timeout_s
         try:
-            return self._serve(poller, look, deadline_s, what)
+            while True:
+                poller.poll(left_s)
+                with self._lock:
+                    if self.error is not None:
+                        self.check()
+                    found = look()
+                    if found is not None:
+                        return found
+                    left_s = _left_s(deadline_s, what)
+                    poller.sleeps = True
         finally:
             self._has_poller = False
             poller.end_poll()
 
-    def _serve(self, poller: Poller, look: Callable[[], T | None], deadline_s: float, what: Callable[[], str]) -> T:
-        left_s = deadline_s - time.monotonic()
-        while True:
-            poller.poll(left_s)
-            with self._lock:
-                if self.error is not None:
-                    self.check()
-                found = look()
-                if found is not None:
-                    return found
-                left_s = _left_s(deadline_s, what)
-                poller.sleeps = True
-
-    def _sleep(self, look: Callable[[], T | None], deadline_s: float, what: Callable[[], str]) -> T:
+    def _sleep(self, look: Callable[[], T | None], deadline_s: float, what: str | Collection[int]) -> T:
         """The lock is held."""
         self._num_sleepers += 1
         try:
@@ -170,10 +169,11 @@ class Board:
             self._num_sleepers -= 1
 
 
-def _left_s(deadline_s: float, what: Callable[[], str]) -> float:
+def _left_s(deadline_s: float, what: str | Collection[int]) -> float:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        raise TransportTimeout(f"{what()} did not come in the time given")
+        text = what if isinstance(what, str) else f"a notification of {_ids_text(what)}"
+        raise TransportTimeout(f"{text} did not come in the time given")
     return left_s
 
 

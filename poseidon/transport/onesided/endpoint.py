@@ -103,7 +103,7 @@ class SocketEndpoint:
     def _known(self, link: Link, segment: int, found: dict[int, T]) -> T:
         """What is known of a peer's segment, which may be on its way to be known."""
         what = f"segment {segment} of {self.peers[link.rank]}"
-        return self._board.wait_for(lambda: found.get(segment), SEGMENT_S, lambda: what)
+        return self._board.wait_for(lambda: found.get(segment), SEGMENT_S, what)
 
     # -- puts -------------------------------------------------------------------------------------------------------
     def write_notify(self, local: Tensor, spot: Spot, note: Note | None, queue: int = 0) -> None:
@@ -143,7 +143,7 @@ class SocketEndpoint:
         def look() -> bool | None:
             return True if self._outstanding[queue] == 0 else None
 
-        self._board.wait_for(look, timeout_s, lambda: f"room for what was put into queue {queue}")
+        self._board.wait_for(look, timeout_s, f"room for what was put into queue {queue}")
 
     def _link(self, rank: int) -> Link:
         if self._board.error is not None:

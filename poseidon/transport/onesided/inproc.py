@@ -185,7 +185,7 @@ class InprocEndpoint:
         def look() -> bool | None:
             return None if self._fabric.outstanding(self.rank, queue) else True
 
-        self.board.wait_for(look, timeout_s, lambda: f"room for what was put into queue {queue}")
+        self.board.wait_for(look, timeout_s, f"room for what was put into queue {queue}")
 
     def health(self) -> tuple[bool, ...]:
         return tuple(not endpoint.has_left for endpoint in self._fabric.endpoints)

@@ -29,7 +29,7 @@ AT_ONCE_BYTES = 64 << 10
 JOIN_BYTES = 4 << 10  # header and payload in one piece of memory: cheaper than two pieces
 STAGE_BYTES = 64 << 10
 _NOTHING = memoryview(b"")
-TURN_BYTES = 4 << 20  # a link reads or writes so much before others get their turn
+TURN_BYTES = 4 << 20  # a link reads so much before others are read
 
 
 class Ledger(Protocol):
@@ -82,7 +82,7 @@ class Link:
         self.is_closed = False
         self.sizes: dict[int, int] = {}
         self.windows: dict[int, Segment] = {}
-        self._numbers = count()
+        self.numbers = count()
         self._waiting: list[tuple[int, int, _Frame]] = []
         self._begun: _Frame | None = None
         self._send_lock = threading.Lock()
@@ -116,22 +116,26 @@ class Link:
             is_small = payload is None or len(payload) <= AT_ONCE_BYTES
             if is_small and self._begun is None and not self._waiting:
                 return self._push_at_once(head, payload, queue)
-            heapq.heappush(self._waiting, (queue, next(self._numbers), self._waiting_frame(head, payload, queue)))
+            heapq.heappush(self._waiting, (queue, next(self.numbers), self._waiting_frame(head, payload, queue)))
             return False
 
-    def flush(self) -> bool:
-        """Sends what there is room for; false if there is more."""
-        left = TURN_BYTES
+    def flush(self) -> None:
+        """Sends what there is room for of one frame: that which has begun, else the most urgent."""
         with self._send_lock:
-            while left > 0:
-                if self._begun is None:
-                    if not self._waiting:
-                        return True
-                    self._begun = heapq.heappop(self._waiting)[2]
-                left -= sum(map(len, self._begun.parts))
-                if not self._push_begun():
-                    return False
-            return not self._waiting
+            if self._begun is None and self._waiting:
+                self._begun = heapq.heappop(self._waiting)[2]
+            if self._begun is not None:
+                self._push_begun()
+
+    @property
+    def has_begun(self) -> bool:
+        return self._begun is not None
+
+    def urgency(self) -> tuple[int, int]:
+        """Of what it would send next: what has begun goes on first, then lower queues, then what was given first."""
+        if self._begun is not None or not self._waiting:
+            return (-1, 0)
+        return self._waiting[0][:2]
 
     def _waiting_frame(self, head: bytes, payload: memoryview | None, queue: int) -> _Frame:
         if payload is not None and self.ledger is not None:
@@ -158,21 +162,20 @@ class Link:
         self._begun.begin(num_bytes)
         return False
 
-    def _push_begun(self) -> bool:
-        """Hands the frame that has begun to the kernel; false if it does not take all."""
+    def _push_begun(self) -> None:
+        """Hands the frame that has begun to the kernel, as much as it takes."""
         frame = self._begun
         assert frame is not None
-        while True:
+        is_over = False
+        while not is_over:
             try:
-                num_bytes = self.socket.sendmsg(frame.parts)
+                is_over = frame.begin(self.socket.sendmsg(frame.parts))
             except BlockingIOError:
-                return False
-            if frame.begin(num_bytes):
-                self._begun = None
-                self.said_s = time.monotonic()
-                if frame.has_payload and self.ledger is not None:
-                    self.ledger.end(frame.queue)
-                return True
+                return
+        self._begun = None
+        self.said_s = time.monotonic()
+        if frame.has_payload and self.ledger is not None:
+            self.ledger.end(frame.queue)
 
     # -- in ---------------------------------------------------------------------------------------------------------
     def receive(self, inbox: Inbox) -> bool:
@@ -182,7 +185,9 @@ class Link:
                 return True
             left = TURN_BYTES
             while left > 0:
-                into = self._rest if self._rest is not None else self._stage_view[self._last :]
+                into = self._rest
+                if into is None:
+                    into = self._stage_view[self._last :] if self._last else self._stage_view
                 try:
                     num_bytes = self.socket.recv_into(into)
                 except BlockingIOError:

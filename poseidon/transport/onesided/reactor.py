@@ -14,15 +14,18 @@ blame the others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 
 from poseidon.transport.health import HealthOptions
 from poseidon.transport.onesided.frames import BEAT, header
 from poseidon.transport.onesided.link import Inbox, Link
+from poseidon.transport.onesided.turns import Turns
 
 TICK_S = 0.001
 _IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
@@ -38,6 +41,8 @@ class Reactor:
     def __init__(self, inbox: Inbox, lose: Lose, options: HealthOptions) -> None:
         self._inbox, self._lose, self._options = inbox, lose, options
         self._links: dict[int, Link] = {}
+        self._turns = Turns()
+        self._arming = threading.Lock()
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Edges: every ring wakes one thread once, and nobody has to silence the bell.
@@ -52,7 +57,9 @@ class Reactor:
         self._thread: threading.Thread | None = None
 
     def start(self, links: Sequence[Link], name: str) -> None:
+        numbers = count()  # of frames, over all links
         for link in links:
+            link.numbers = numbers
             link.socket.setblocking(False)
             self._links[link.fd] = link
             self._epoll.register(link.fd, _IN)
@@ -60,10 +67,17 @@ class Reactor:
         self._thread.start()
 
     def arm(self, link: Link) -> None:
-        """A link has something to send, as soon as there is room."""
-        with self._closing_lock:
-            if not self._is_closing and not link.is_closed:
-                self._epoll.modify(link.fd, _IN_OUT)
+        """A link has something to send, when it is its turn and there is room."""
+        self._watch_room(self._turns.want(link))
+
+    def _watch_room(self, links: list[Link]) -> None:
+        for link in links:
+            self._rearm(link)
+
+    def _rearm(self, link: Link) -> None:
+        """Under a lock: what another thread has just decided must not be undone."""
+        with self._arming, contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            self._epoll.modify(link.fd, _IN_OUT if self._turns.is_active(link) else _IN)
 
     def ring(self) -> None:
         """Lets a thread inside `poll` look again at what it waits for."""
@@ -80,24 +94,15 @@ class Reactor:
         except (ValueError, OSError):  # closed meanwhile: whoever waits is told by the board
             events = []
         self.sleeps = False
-        self._serve_events(events)
+        for fd, mask in events:
+            if fd != self._bell:
+                self._serve_link(self._links[fd], mask)
 
     def end_poll(self) -> None:
         """The thread that waited goes back to its work."""
         self._has_poller = False
         if self._rests:
             self._back_to_work.set()
-
-    def _serve_events(self, events: list[tuple[int, int]]) -> bool:
-        """True if somebody has rung."""
-        has_rung = False
-        for fd, mask in events:
-            link = self._links.get(fd)
-            if link is None:
-                has_rung = True
-            else:
-                self._serve_link(link, mask)
-        return has_rung
 
     def close(self) -> None:
         with self._closing_lock:
@@ -116,17 +121,14 @@ class Reactor:
                 self._lose_link(link, "is lost: the process ended, its connection closed")
                 return
             if mask & select.EPOLLOUT:
-                link.flush()
+                self._watch_room(self._turns.room(link))
         except OSError as error:
             self._lose_link(link, f"is lost: its connection broke ({error.strerror or error})")
             return
         except Exception as error:  # a frame that must not come: the connection is good for nothing any more
             self._lose_link(link, f"is lost: {error}")
             return
-        if not link.is_closed:
-            with self._closing_lock:
-                if not self._is_closing:
-                    self._epoll.modify(link.fd, _IN_OUT if link.has_waiting else _IN)
+        self._rearm(link)
 
     def _lose_link(self, link: Link, reason: str) -> None:
         if not link.has_left and not self._is_closing:
@@ -138,12 +140,19 @@ class Reactor:
         while not self._is_closing:
             if self._has_poller:
                 self._stand_by(interval_s / 2)
-            elif self._serve_events(self._epoll.poll(interval_s / 2)) and self.sleeps:
-                self.ring()  # that was for the one that waits
+            else:
+                self._serve_once(interval_s / 2)
             now_s = time.monotonic()
             if now_s - looked_s >= interval_s / 2:
                 self._watch(now_s, now_s - looked_s > 2 * interval_s)
                 looked_s = now_s
+
+    def _serve_once(self, timeout_s: float) -> None:
+        for fd, mask in self._epoll.poll(timeout_s):
+            if fd != self._bell:
+                self._serve_link(self._links[fd], mask)
+            elif self.sleeps:
+                self.ring()  # that was for the one that waits
 
     def _stand_by(self, longest_s: float) -> None:
         """Another thread serves the links; one that stays in a single wait says when it leaves."""

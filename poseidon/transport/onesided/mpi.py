@@ -1,0 +1,262 @@
+"""MPI endpoint: one-sided communication by MPI's own remote memory access, for sites whose fabric MPI knows best.
+
+    pip install 'poseidon-dl[mpi]'         and start workers with mpiexec; --one-sided=mpi chooses it
+
+One window over all segments (dynamic: each is attached when it is made, and everybody is told its address). A put is
+MPI_Put and a flush, after which the bytes are at their target; then the notification goes as a message of 16 bytes.
+
+MPI moves nothing towards a process that does not call it. So every worker has one thread that does all of MPI's work:
+it carries out what was asked for, looks for notifications, and with nothing to do looks ever more rarely, up to every
+IDLE_S. All MPI calls are made on this thread, which is all that MPI has to support (MPI_THREAD_SERIALIZED).
+
+MPI does not tell who is lost; most implementations end the job. Who is lost is asked of the transport the workers have
+beside it (`loss`).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from poseidon.errors import TransportError
+from poseidon.transport.base import Transport, Work
+from poseidon.transport.completion import Completion
+from poseidon.transport.onesided.base import NUM_QUEUES, Note, Spot, check_put, check_range
+from poseidon.transport.onesided.board import Board
+from poseidon.transport.onesided.segments import bytes_of
+
+NOTE_TAG, SEGMENT_TAG, BYE_TAG = 1, 2, 3
+SOON_S, IDLE_S = 5e-5, 1e-3
+LOOK_S = 0.25
+SEGMENT_S = 60.0
+LIMIT_S = 1800.0
+
+Job = Callable[[], None]
+
+
+def load_mpi() -> Any:
+    """mpi4py's MPI, initialised."""
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise TransportError(
+            f"one-sided communication by MPI needs mpi4py and an MPI library: {error}; install them with "
+            "pip install 'poseidon-dl[mpi]', or leave --one-sided=mpi out"
+        ) from error
+    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        raise TransportError("this MPI library must not be called from a thread (it offers less than SERIALIZED)")
+    return MPI
+
+
+class MpiEndpoint:
+    """One worker's end; `transport` has the same workers, in the same order as MPI's world."""
+
+    kind = "mpi"
+
+    def __init__(self, transport: Transport) -> None:
+        self._mpi = load_mpi()
+        world = self._mpi.COMM_WORLD
+        if (world.rank, world.size) != (transport.rank, transport.size):
+            raise TransportError(
+                f"MPI started {world.size} processes, of which this is {world.rank}; the job has {transport.size} "
+                f"workers, of which it is {transport.rank}: start all workers by one mpiexec"
+            )
+        self._transport = transport
+        self.rank, self.size, self.peers = transport.rank, transport.size, transport.peers
+        self.bytes_sent = 0
+        self._board = Board()
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._waiting = [0] * NUM_QUEUES
+        self._own: dict[int, Tensor] = {}
+        self._known: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, segment): address, bytes
+        self._gone: set[int] = set()
+        self._messages: list[tuple[Any, np.ndarray]] = []
+        self._is_closing = False
+        self._comm = world.Dup()
+        self._window = self._mpi.Win.Create_dynamic(comm=self._comm)
+        self._window.Lock_all()
+        self._thread = threading.Thread(target=self._serve, name=f"mpi-{self.rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        return tuple("self" if rank == self.rank else "mpi" for rank in range(self.size))
+
+    def health(self) -> tuple[bool, ...]:
+        return tuple(rank not in self._gone for rank in range(self.size))
+
+    # -- worker -----------------------------------------------------------------------------------------------------
+    def allocate(self, segment: int, num_bytes: int) -> Tensor:
+        if segment in self._own:
+            raise TransportError(f"segment {segment} is there already; take another number")
+        memory = self._own[segment] = torch.zeros(num_bytes, dtype=torch.uint8)
+        made = threading.Event()
+
+        def attach() -> None:
+            self._window.Attach(memory.numpy())
+            address = self._mpi.Get_address(memory.numpy())
+            for rank in self._others():
+                self._message(rank, SEGMENT_TAG, segment, address, num_bytes)
+            made.set()
+
+        self._jobs.put(attach)
+        if not made.wait(SEGMENT_S):
+            raise TransportError(f"MPI did not take segment {segment} of {num_bytes} bytes within {SEGMENT_S:g} s")
+        return memory
+
+    def write_notify(self, local: Tensor, spot: Spot, note: Note | None, queue: int = 0) -> None:
+        check_put(local, queue, note)
+        self._board.check()
+        data = bytes_of(local)
+        if spot.rank == self.rank:
+            check_range(spot, len(data), len(self._own[spot.segment]))
+            self._own[spot.segment][spot.offset : spot.offset + len(data)] = data
+            if note is not None:
+                self._board.post(*note)
+            return
+        address = self._address(spot, len(data))
+        self.bytes_sent += len(data)
+        self._change_waiting(queue, 1)
+
+        def put() -> None:
+            if len(data):
+                self._window.Put([data.numpy(), self._mpi.BYTE], spot.rank, (address, len(data), self._mpi.BYTE))
+                self._window.Flush(spot.rank)
+            if note is not None:
+                self._message(spot.rank, NOTE_TAG, note.id, note.value)
+            self._change_waiting(queue, -1)
+
+        self._jobs.put(put)
+
+    def notify(self, rank: int, note: Note, queue: int = 0) -> None:
+        self._board.check()
+        if rank == self.rank:
+            self._board.post(*note)
+        else:
+            self._jobs.put(lambda: self._message(rank, NOTE_TAG, note.id, note.value))
+
+    def read(self, local: Tensor, spot: Spot) -> Work:
+        check_put(local, 0, None)
+        self._board.check()
+        data = bytes_of(local)
+        work = Completion(f"reading {len(data)} bytes from {self.peers[spot.rank]}", (spot.rank,), LIMIT_S)
+        if spot.rank == self.rank:
+            check_range(spot, len(data), len(self._own[spot.segment]))
+            data.copy_(self._own[spot.segment][spot.offset : spot.offset + len(data)])
+            work.succeed()
+            return work
+        address = self._address(spot, len(data))
+
+        def get() -> None:
+            self._window.Get([data.numpy(), self._mpi.BYTE], spot.rank, (address, len(data), self._mpi.BYTE))
+            self._window.Flush(spot.rank)
+            work.succeed()
+
+        self._jobs.put(get)
+        return work
+
+    def waitsome(self, ids: Collection[int], timeout_s: float) -> int:
+        return self._board.waitsome(ids, timeout_s)
+
+    def reset(self, id: int) -> int:
+        return self._board.reset(id)
+
+    def take(self, ids: Collection[int], timeout_s: float) -> list[Note]:
+        return self._board.take(ids, timeout_s)
+
+    def wait(self, queue: int, timeout_s: float) -> None:
+        def look() -> bool | None:
+            return True if self._waiting[queue] == 0 else None
+
+        self._board.wait_for(look, timeout_s, f"room for what was put into queue {queue}")
+
+    def abort(self, reason: str) -> None:
+        self._transport.abort(reason)
+
+    def close(self) -> None:
+        """MPI frees windows when all have come to that: a worker leaves when the others have, or are lost."""
+        if self._is_closing:
+            return
+        for rank in self._others():
+            self._jobs.put(lambda rank=rank: self._message(rank, BYE_TAG))
+        self._is_closing = True
+        self._thread.join()
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _address(self, spot: Spot, num_bytes: int) -> int:
+        key = (spot.rank, spot.segment)
+        what = f"segment {spot.segment} of {self.peers[spot.rank]}"
+        start, length = self._board.wait_for(lambda: self._known.get(key), SEGMENT_S, what)
+        check_range(spot, num_bytes, length)
+        return start + spot.offset
+
+    def _change_waiting(self, queue: int, change: int) -> None:
+        def act() -> None:
+            self._waiting[queue] += change
+
+        self._board.change(act)
+
+    # -- MPI's thread -----------------------------------------------------------------------------------------------
+    def _serve(self) -> None:
+        idle_s, looked_s = SOON_S, time.monotonic()
+        try:
+            while True:
+                is_busy = self._work(idle_s) or self._listen()
+                idle_s = SOON_S if is_busy else min(2 * idle_s, IDLE_S)
+                if time.monotonic() - looked_s > LOOK_S:
+                    looked_s = time.monotonic()
+                    loss = self._transport.loss("waiting for notifications")
+                    if loss is not None:
+                        self._board.fail(loss)
+                        return  # MPI cannot end in peace without everybody
+                if self._is_closing and not is_busy and len(self._gone) == self.size - 1:
+                    break
+            for request, _ in self._messages:
+                request.Wait()
+            self._window.Unlock_all()
+            self._window.Free()
+        except self._mpi.Exception as error:
+            self._board.fail(TransportError(f"MPI failed: {error}"))
+
+    def _work(self, wait_s: float) -> bool:
+        try:
+            job = self._jobs.get(timeout=wait_s)
+        except Empty:
+            return False
+        job()
+        return True
+
+    def _listen(self) -> bool:
+        status = self._mpi.Status()
+        has_heard = False
+        while self._comm.Iprobe(self._mpi.ANY_SOURCE, self._mpi.ANY_TAG, status):
+            values = np.empty(3, np.int64)
+            source, tag = status.Get_source(), status.Get_tag()
+            self._comm.Recv([values, self._mpi.INT64_T], source, tag)
+            self._take(source, tag, values.tolist())
+            has_heard = True
+        return has_heard
+
+    def _take(self, source: int, tag: int, values: list[int]) -> None:
+        first, second, third = values
+        if tag == NOTE_TAG:
+            self._board.post(first, second)
+        elif tag == SEGMENT_TAG:
+            self._board.change(lambda: self._known.__setitem__((source, first), (second, third)))
+        elif tag == BYE_TAG:
+            self._gone.add(source)
+            self._board.leave()
+
+    def _message(self, rank: int, tag: int, first: int = 0, second: int = 0, third: int = 0) -> None:
+        values = np.array([first, second, third], np.int64)
+        self._messages = [(request, held) for request, held in self._messages if not request.Test()]
+        self._messages.append((self._comm.Isend([values, self._mpi.INT64_T], rank, tag), values))
