@@ -19,7 +19,7 @@ from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
 from poseidon.cli.training import Say, exit_code, net_options, resume_asked, say_nothing, solve
-from poseidon.cli.workers import REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
+from poseidon.cli.workers import ONE_SIDED, REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
 from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
@@ -67,6 +67,7 @@ def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
         links=Links(bandwidth_bps(found), latency_s(found)),
         threads=threads_asked(found, os.environ),
         interface=found.interface,
+        one_sided=found.one_sided or ONE_SIDED[0],
         resume=resume_asked(found, os.environ),
         secret=secret_of(os.environ),
         keep=found.keep,

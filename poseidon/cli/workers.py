@@ -31,6 +31,7 @@ from poseidon.run.exits import MISTAKE, YIELDED
 from poseidon.run.launcher import LocalJob, launch
 from poseidon.run.rendezvous import JOB, RESTART, SECRET, Place
 
+ONE_SIDED = ("sockets", "mpi")
 REDUCTIONS = ("average", "sum")
 DTYPES = ("float32", "float64")
 REPORT_S = 30.0
@@ -49,6 +50,7 @@ def worker_flags(flags: Flags) -> None:
     flags.flag("schemes", metavar="LIST", help="schemes by layer or parameter: fc6=ring,fc7*=factors")
     flags.flag("reduce", type=one_of(REDUCTIONS), metavar="HOW", help="gradients over workers: average|sum (average)")
     flags.flag("pattern", type=one_of(PATTERNS), metavar="NAME", help=f"{'|'.join(PATTERNS)} ({PATTERNS[0]})")
+    flags.flag("one-sided", type=one_of(ONE_SIDED), metavar="NAME", help=f"what carries puts: {'|'.join(ONE_SIDED)}")
     flags.flag("data-in-memory", action="store_true", help="records spread over the workers' memory, shuffled")
     flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=f"dense gradients travel as {'|'.join(WIRES)} (fp32)")
     flags.flag("sync-bn", action="store_true", help="BatchNorm takes the statistics of all workers' batches")
@@ -67,6 +69,7 @@ _NEED_SEVERAL = (
     "schemes",
     "reduce",
     "pattern",
+    "one_sided",
     "data_in_memory",
     "wire",
     "sync_bn",

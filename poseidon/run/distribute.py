@@ -156,6 +156,11 @@ class Distribution:
             self.solver.updates = self.updates
         self._replicas = ReplicaCheck(self.solver.net, plan, self._table, with_statistics=self.options.sync_bn)
 
+    @property
+    def carriers(self) -> str:
+        """What carries notified puts from this worker: `shared memory + tcp`; empty under other patterns."""
+        return "" if self.updates is None else self.updates.carriers
+
     # -- while training ---------------------------------------------------------------------------------------------
     def level(self) -> None:
         """Replicas are alike afterwards, statistics too."""

@@ -50,6 +50,7 @@ class DistributedUpdates:
         self.exchanges = make_exchanges(solver.net, plan, transport, solver.param.iter_size)
         memory = Memory(plan, self.exchanges, transport) if plan.pattern == GPI else None  # moves parameters
         self._site = RuleSite(solver.rule, solver.slots, self.exchanges, transport)
+        self.carriers = "" if memory is None else memory.endpoint.kind
         self.scheduler: Scheduler | NotifiedScheduler
         if memory is None:
             self.scheduler = Scheduler(plan, self.exchanges, self._site.apply, listener)

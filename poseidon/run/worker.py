@@ -62,6 +62,7 @@ class WorkerOptions:
     keep        how many snapshots stay; 0: all
     report_s    an exchange that takes longer is reported
     watch       keeps count of where this worker stands
+    one_sided   what carries notified puts: "sockets" or "mpi"
     """
 
     net: NetOptions
@@ -75,6 +76,7 @@ class WorkerOptions:
     keep: int = 0
     report_s: float = 30.0
     watch: Watch = field(default_factory=Watch)
+    one_sided: str = "sockets"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,9 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
     is_multi_host = place.local_size is not None and place.local_size < place.size
     interface = choose_interface(place.master_address, is_multi_host=is_multi_host, wanted=options.interface)
     master = Master(place.master_address, place.master_port, place.store_prefix)
-    joining = C10dOptions(address=interface.address, secret=options.secret, vitals=options.watch.vitals)
+    joining = C10dOptions(
+        address=interface.address, secret=options.secret, vitals=options.watch.vitals, one_sided=options.one_sided
+    )
     transport = connect(place.rank, place.size, master, joining)
     with _ended_by_all(transport, face), _lookout(transport, param, options, face):
         table = Roundtable(transport)
@@ -132,7 +136,9 @@ class _Worker:
         # Whether a snapshot's plan is used is decided already: this is it, or another one is wanted.
         team = replace(options.team, reuse_plan=False)
         options.watch.follow(planned.plan)
-        with distribute(solver, self._transport, planned.plan, team, listener=options.watch.hear_comm):
+        with distribute(solver, self._transport, planned.plan, team, listener=options.watch.hear_comm) as distribution:
+            if self._table.rank == 0 and distribution.carriers:
+                self._face.show([f"puts      by {distribution.carriers}"])
             try:
                 self._face.train(solver, resume)
             except PeerLost:

@@ -34,6 +34,7 @@ from poseidon.transport.groups import GroupSpec
 from poseidon.transport.job import C10dOptions, Job
 from poseidon.transport.onesided.base import Endpoint
 from poseidon.transport.onesided.joining import OneSidedOptions, open_endpoint
+from poseidon.transport.onesided.mpi import MpiEndpoint
 from poseidon.transport.tally import Tally
 from poseidon.transport.vitals import Vitals
 
@@ -129,6 +130,8 @@ class C10dTransport:
     def one_sided(self) -> Endpoint:
         """Notified puts among the same workers, on connections of their own; all call it together."""
         options = self._job.options
+        if options.one_sided == "mpi":
+            return MpiEndpoint(self)
         return open_endpoint(self, OneSidedOptions(options.address, options.secret, health=options.health))
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:

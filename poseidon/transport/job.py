@@ -23,11 +23,13 @@ LOOK_S = 0.2
 @dataclass(frozen=True, slots=True)
 class C10dOptions:
     """`address`: this host's, on the interface that carries the traffic (`interface.py` finds it). `secret`: the
-    job's, if it has one. `vitals` tells where this worker stands, for the others to see (`vitals.py`)."""
+    job's, if it has one. `vitals` tells where this worker stands, for the others to see (`vitals.py`). `one_sided`:
+    what carries notified puts (`onesided/`), "sockets" (shared memory inside a host) or "mpi"."""
 
     address: str
     secret: bytes = field(default=b"", repr=False)
     vitals: VitalsSource = no_vitals
+    one_sided: str = "sockets"
     join_s: float = 120.0
     limit_s: float = 1800.0
     health: HealthOptions = field(default_factory=HealthOptions)

@@ -7,7 +7,7 @@ MPI_Put and a flush, after which the bytes are at their target; then the notific
 
 MPI moves nothing towards a process that does not call it. So every worker has one thread that does all of MPI's work:
 it carries out what was asked for, looks for notifications, and with nothing to do looks ever more rarely, up to every
-IDLE_S. All MPI calls are made on this thread, which is all that MPI has to support (MPI_THREAD_SERIALIZED).
+IDLE_S. Other endpoints of the process have threads of their own (MPI_THREAD_MULTIPLE).
 
 MPI does not tell who is lost; most implementations end the job. Who is lost is asked of the transport the workers have
 beside it (`loss`).
@@ -50,8 +50,10 @@ def load_mpi() -> Any:
             f"one-sided communication by MPI needs mpi4py and an MPI library: {error}; install them with "
             "pip install 'poseidon-dl[mpi]', or leave --one-sided=mpi out"
         ) from error
-    if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
-        raise TransportError("this MPI library must not be called from a thread (it offers less than SERIALIZED)")
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        raise TransportError(
+            "this MPI library must not be called from several threads; --one-sided=mpi needs one that may"
+        )
     return MPI
 
 
