@@ -68,7 +68,8 @@ def run_torch(path: Path, trials: Trials, outputs: Mapping[str, str]) -> Results
     arrays = {f"{trial}/{i}": v.numpy() for trial, inputs in enumerate(trials) for i, v in enumerate(inputs.values())}
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "inputs.npz"), Path(folder, "outputs.npz")
-        np.savez(given, counts=np.array([len(trials), len(trials[0])]), **arrays)
+        arrays["counts"] = np.array([len(trials), len(trials[0])])
+        np.savez(given, allow_pickle=False, **arrays)
         command = [sys.executable, "-I", "-c", _RUN_TORCH, str(path.resolve()), str(given), str(made)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -67,7 +67,7 @@ class NetBuilder:
         bottoms: Sequence[Value],
         params: Sequence[np.ndarray] = (),
         num_tops: int = 1,
-        **options: dict[str, Any],
+        **options: Any,
     ) -> list[Value]:
         """A layer; `options` are its parameter messages as dictionaries. Gives its tops."""
         layer = caffe_pb2.LayerParameter(type=type_name, name=self._unique(name, set(self.values)), **options)

@@ -94,15 +94,20 @@ def _params(weight: np.ndarray, bias: np.ndarray | None) -> list[np.ndarray]:
 
 
 def _window_options(taps: Taps, num_output: int, group: int, has_bias: bool) -> dict[str, object]:
-    return {
-        "num_output": num_output,
-        "kernel_size": taps.kernel,
-        "stride": taps.stride,
-        "pad": taps.before,
-        "dilation": taps.dilation,
-        "group": group,
-        "bias_term": has_bias,
-    }
+    """As one would write it: defaults left out, one number where all axes have the same."""
+    options: dict[str, object] = {"num_output": num_output, "kernel_size": _once(taps.kernel)}
+    for name, values, default in (("stride", taps.stride, 1), ("pad", taps.before, 0), ("dilation", taps.dilation, 1)):
+        if set(values) - {default}:
+            options[name] = _once(values)
+    if group != 1:
+        options["group"] = group
+    if not has_bias:
+        options["bias_term"] = False
+    return options
+
+
+def _once(values: tuple[int, ...]) -> tuple[int, ...]:
+    return values[:1] if len(set(values)) == 1 else values
 
 
 def zero_pad(net: NetBuilder, name: str, x: Value, before: Sequence[int], after: Sequence[int]) -> Value:
@@ -151,16 +156,18 @@ def _pool(net: NetBuilder, name: str, x: Value, taps: Taps, method: int) -> Valu
     if x.rank != 4 or len(taps.kernel) != 2:
         raise Inexpressible(f"pools over {len(taps.kernel)} spatial axes, Caffe's Pooling over 2")
     window = _caffe_window(taps, x)
-    options = {
-        "pool": method,
-        "kernel_h": window.kernel[0],
-        "kernel_w": window.kernel[1],
-        "stride_h": window.stride[0],
-        "stride_w": window.stride[1],
-        "pad_h": window.pad[0],
-        "pad_w": window.pad[1],
-        "round_mode": _Pool.CEIL if window.rounds_up else _Pool.FLOOR,
-    }
+    options: dict[str, object] = {"pool": method}
+    for name, field, values, default in (
+        ("kernel", "kernel_size", window.kernel, 0),
+        ("stride", "stride", window.stride, 1),
+        ("pad", "pad", window.pad, 0),
+    ):
+        if values[0] != values[1]:
+            options |= {f"{name}_h": values[0], f"{name}_w": values[1]}
+        elif values[0] != default:
+            options[field] = values[0]
+    if not window.rounds_up:
+        options["round_mode"] = _Pool.FLOOR
     return net.add("Pooling", name, [x], pooling_param=options)[0]
 
 

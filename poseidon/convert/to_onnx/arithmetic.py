@@ -88,13 +88,13 @@ def batch_norm(e: Emission, weight: np.ndarray | None = None, bias: np.ndarray |
         return e.op("BatchNormalization", e.x, *names, epsilon=float(options.eps))
     along = (num_channels, *[1] * (e.rank - 2)) if e.rank > 1 else ()
     if e.layer.use_global_stats:
-        mean, variance = (e.constant(value.reshape(along)) for value in mean_and_variance(e.layer))
+        centre, spread = (e.constant(value.reshape(along)) for value in mean_and_variance(e.layer))
     else:
         axes = [axis for axis in range(e.rank) if axis != 1]
-        mean = e.reduce("ReduceMean", e.x, axes, keep=True)
-        centred = e.op("Sub", e.x, mean)
-        variance = e.reduce("ReduceMean", e.op("Mul", centred, centred), axes, keep=True)
-    y = e.op("Div", e.op("Sub", e.x, mean), e.op("Sqrt", e.affine(variance, 1, options.eps)))
+        centre = e.reduce("ReduceMean", e.x, axes, keep=True)
+        centred = e.op("Sub", e.x, centre)
+        spread = e.reduce("ReduceMean", e.op("Mul", centred, centred), axes, keep=True)
+    y = e.op("Div", e.op("Sub", e.x, centre), e.op("Sqrt", e.affine(spread, 1, options.eps)))
     if (weight != 1).any() or (bias != 0).any():
         y = e.op("Mul", y, e.constant(weight.reshape(along)))
         y = e.op("Add", y, e.constant(bias.reshape(along)))

@@ -133,7 +133,7 @@ def euclidean_loss(e: Emission) -> str:
 
 def hinge_loss(e: Emission) -> str:
     rows, num_classes = _sample_rows(e), count_of(e.shape, 1)
-    classes = e.integers(np.arange(num_classes).reshape(1, -1).tolist())
+    classes = e.constant(np.arange(num_classes).reshape(1, -1), dtype=np.int64)
     is_label = e.op("Equal", _labels(e).index, classes)
     signed = e.op("Where", is_label, e.op("Neg", rows), rows)
     slack = e.op("Relu", e.affine(signed, 1, 1))
@@ -182,7 +182,7 @@ def accuracy(e: Emission) -> list[str]:
     share = e.op("Div", _sum(e, right), _at_least_one(e, _sum(e, counted)))
     if len(e.tops) == 1:
         return [share]
-    classes = e.integers(np.arange(num_classes).reshape(1, -1).tolist())
+    classes = e.constant(np.arange(num_classes).reshape(1, -1), dtype=np.int64)
     member = e.cast(e.op("Equal", labels.index, classes), "FLOAT")
     right, counted = (e.reduce("ReduceSum", e.op("Mul", member, value), [0]) for value in (right, counted))
     return [share, e.op("Div", right, _at_least_one(e, counted))]

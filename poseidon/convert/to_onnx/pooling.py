@@ -63,7 +63,7 @@ def _average(e: Emission, x: str, window: PoolWindow) -> str:
 def _windows(e: Emission, op: str, x: str, window: PoolWindow) -> str:
     """One operator over windows that lie whole inside the padded plane."""
     left, right, above, below = window.margins(e.shape[2:])
-    attributes = {"kernel_shape": list(window.kernel), "strides": list(window.stride)}
+    attributes: dict[str, object] = {"kernel_shape": list(window.kernel), "strides": list(window.stride)}
     if op == "AveragePool":
         attributes["count_include_pad"] = 1
     if right >= window.kernel[1] or below >= window.kernel[0]:  # more than runtimes take, and some windows are empty

@@ -68,13 +68,12 @@ def convolve(x, weight, bias, stride, padding, dilation, groups):
     x = F.pad(x, [0, 0] * (num_axes - 1) + [padding[0], padding[0]])
     taps = weight.shape[2]
     num_outputs = (x.shape[2] - dilation[0] * (taps - 1) - 1) // stride[0] + 1
-    total = 0
+    parts = []
     for tap in range(taps):
         start = tap * dilation[0]
-        rows = x[:, :, start : start + (num_outputs - 1) * stride[0] + 1 : stride[0]].movedim(2, 1)
-        part = convolve(rows.flatten(0, 1), weight[:, :, tap], None, stride[1:], padding[1:], dilation[1:], groups)
-        total = total + part
-    y = total.unflatten(0, (-1, num_outputs)).movedim(1, 2)
+        rows = x[:, :, start : start + (num_outputs - 1) * stride[0] + 1 : stride[0]].movedim(2, 1).flatten(0, 1)
+        parts.append(convolve(rows, weight[:, :, tap], None, stride[1:], padding[1:], dilation[1:], groups))
+    y = torch.stack(parts).sum(0).unflatten(0, (-1, num_outputs)).movedim(1, 2)
     return y if bias is None else y + bias.view(-1, *[1] * num_axes)
 
 
@@ -86,15 +85,15 @@ def deconvolve(x, weight, bias, stride, padding, dilation, groups):
     size, taps = x.shape[2], weight.shape[2]
     full = stride[0] * (size - 1) + dilation[0] * (taps - 1) + 1
     rows = x.movedim(2, 1).flatten(0, 1)
-    total = None
+    parts = []
     for tap in range(taps):
         part = deconvolve(rows, weight[:, :, tap], None, stride[1:], padding[1:], dilation[1:], groups)
-        part = part.unflatten(0, (-1, size)).movedim(1, 2)
-        if total is None:
-            total = part.new_zeros(part.shape[0], part.shape[1], full, *part.shape[3:])
+        parts.append(part.unflatten(0, (-1, size)).movedim(1, 2))
+    y = x.new_zeros(parts[0].shape[0], parts[0].shape[1], full, *parts[0].shape[3:])
+    for tap, part in enumerate(parts):
         start = tap * dilation[0]
-        total[:, :, start : start + stride[0] * (size - 1) + 1 : stride[0]] += part
-    y = total[:, :, padding[0] : full - padding[0]]
+        y[:, :, start : start + stride[0] * (size - 1) + 1 : stride[0]] += part
+    y = y[:, :, padding[0] : full - padding[0]]
     return y if bias is None else y + bias.view(-1, *[1] * num_axes)
 
 
@@ -144,7 +143,7 @@ class LSTM(nn.Module):
     def __init__(self, num_inputs, num_outputs, num_static=0):
         super().__init__()
         self.inputs = nn.Linear(num_inputs, 4 * num_outputs)
-        self.static = nn.Linear(num_static, 4 * num_outputs, bias=False) if num_static else None
+        self.static = nn.Linear(num_static, 4 * num_outputs, bias=False) if num_static else nn.Identity()
         self.hidden = nn.Linear(num_outputs, 4 * num_outputs, bias=False)
 
     def forward(self, x, cont, static=None, h=None, c=None):
@@ -168,7 +167,7 @@ class RNN(nn.Module):
     def __init__(self, num_inputs, num_outputs, num_static=0):
         super().__init__()
         self.inputs = nn.Linear(num_inputs, num_outputs)
-        self.static = nn.Linear(num_static, num_outputs, bias=False) if num_static else None
+        self.static = nn.Linear(num_static, num_outputs, bias=False) if num_static else nn.Identity()
         self.hidden = nn.Linear(num_outputs, num_outputs, bias=False)
         self.outputs = nn.Linear(num_outputs, num_outputs)
 
