@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from poseidon.cli import CAFFE, POSEIDON, parse
+from poseidon.cli.caffe_tools import TOOLS, tool_program
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = {"caffe": CAFFE, "poseidon": POSEIDON}
+PROGRAMS = {"caffe": CAFFE, "poseidon": POSEIDON, **{name: tool_program(name) for name in TOOLS}}
 # A block that names no language is shell if it begins with one of these.
 COMMANDS = ("git", "pip", "python", "caffe", "poseidon", "cd", "source", "./", ".venv/")
 
@@ -87,7 +88,8 @@ def command_lines(text: str) -> list[list[str]]:
 
 def check_command(words: list[str]) -> None:
     name = words[0].removeprefix(".venv/bin/")
-    if name in PROGRAMS and len(words) > 1 and not words[1].startswith("--"):
+    is_tool = name in TOOLS
+    if name in PROGRAMS and (is_tool or (len(words) > 1 and not words[1].startswith("--"))):
         parse(PROGRAMS[name], [re.sub(r"^\[|\]$", "", word) for word in words[1:]])
     for word in words:
         if re.fullmatch(r"(\./|tools/|bench/|models/|examples/|tests/)[\w./-]+\.(sh|py|prototxt)", word):
