@@ -174,6 +174,16 @@ def test_a_factory_with_safetensors(tmp_path):
     assert net.params["0"][0].shape == stored["0.weight"].shape
 
 
+def test_indices_into_an_embedding(tmp_path):
+    (tmp_path / "words.py").write_text(
+        "from torch import nn\ndef make(): return nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3), nn.Tanh())\n"
+    )
+    report = import_model(f"{tmp_path / 'words.py'}:make", None, tmp_path / "net.prototxt", {"input": (2, 5)})
+    assert report.trials
+    assert report.largest < 1e-5
+    assert [layer.type_name for layer in Net(*report.files).layers.values()][1:3] == ["Embed", "InnerProduct"]
+
+
 def test_weights_that_do_not_fit(tmp_path):
     (tmp_path / "mine.py").write_text(MODEL)
     model = f"{tmp_path / 'mine.py'}:make"

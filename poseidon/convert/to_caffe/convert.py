@@ -54,15 +54,23 @@ def import_model(model: str | Path, weights: str | Path | None, out: Path, shape
 
 
 def _from_torch(model: str, weights: str | None, shapes: Mapping[str, Shape]) -> tuple[NetBuilder, list[str], Original]:
-    from poseidon.convert.to_caffe.from_torch import input_names, load_module, record
+    from poseidon.convert.to_caffe.from_torch import DoesNotRun, input_names, load_module, record
 
     module = load_module(model, weights)
     wanted = input_names(module, shapes)
-    net, outputs = record(module, wanted)
+    dtype = torch.float32
+    try:
+        net, outputs = record(module, wanted)
+    except DoesNotRun as problem:  # indices, perhaps: an embedding takes nothing else
+        dtype = torch.int64
+        try:
+            net, outputs = record(module, wanted, dtype)
+        except DoesNotRun:
+            raise problem from None
 
     def original(inputs: Mapping[str, Tensor]) -> list[np.ndarray]:
         with torch.no_grad():
-            made = module(*inputs.values())
+            made = module(*[value.to(dtype) for value in inputs.values()])
         made = list(made.values()) if isinstance(made, dict) else made
         return [value.numpy() for value in (made if isinstance(made, (tuple, list)) else (made,))]
 

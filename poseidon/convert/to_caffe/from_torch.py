@@ -194,11 +194,17 @@ def _named_after_modules(module: nn.Module, recorder: _Recorder) -> Iterator[Non
             handle.remove()
 
 
-def record(module: nn.Module, shapes: Mapping[str, Shape]) -> tuple[NetBuilder, list[str]]:
+class DoesNotRun(ConvertError):  # noqa: N818 (read as "except DoesNotRun")
+    """The module's own code failed on the sample."""
+
+
+def record(
+    module: nn.Module, shapes: Mapping[str, Shape], dtype: torch.dtype = torch.float32
+) -> tuple[NetBuilder, list[str]]:
     """The net and its output blobs, or a ConvertError that lists everything Caffe cannot express."""
     net = NetBuilder(type(module).__name__)
     recorder = _Recorder(net)
-    inputs = [torch.zeros(shape) for shape in shapes.values()]
+    inputs = [torch.zeros(shape, dtype=dtype) for shape in shapes.values()]
     for (name, shape), tensor in zip(shapes.items(), inputs, strict=True):
         recorder.bind(tensor, net.input(name, tuple(shape)))
     try:
@@ -206,7 +212,7 @@ def record(module: nn.Module, shapes: Mapping[str, Shape]) -> tuple[NetBuilder, 
             made = module(*inputs)
     # The module's own code again.
     except Exception as problem:
-        raise ConvertError(f"{net.message.name}: running it failed: {type(problem).__name__}: {problem}") from problem
+        raise DoesNotRun(f"{net.message.name}: running it failed: {type(problem).__name__}: {problem}") from problem
     outputs = []
     for tensor in _tensors(made):
         value = recorder.value_of(tensor)
