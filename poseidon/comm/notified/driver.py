@@ -96,6 +96,7 @@ class NotifiedScheduler:
         self._changed = threading.Condition()  # guards all of the above, and the jobs
         self._jobs: list[tuple[int, int, bool]] = []  # unit, flow, whether it is to be applied only
         self._awaited: int | None = None  # the unit that the compute thread waits for
+        self._has_leavers = False
         self._failure: BaseException | None = None
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="poseidon-notified", daemon=True)
@@ -127,8 +128,11 @@ class NotifiedScheduler:
             has_jobs = self._offer_block(unit, entry) if unit in self._gatherings else self._offer_flows(unit, entry)
             if has_jobs:
                 self._endpoint.notify(self._rank, Note(WAKE_ID, 1))
+            if self._has_leavers:
+                self._check_left()
         except BaseException as problem:
             self._fail(problem, entry.exchange)
+            self._raise_failure()  # the first one: this may follow from it
             raise
 
     def _offer_flows(self, unit: int, entry: _Unit) -> bool:
@@ -370,6 +374,7 @@ class NotifiedScheduler:
     def _check_left(self) -> None:
         """A peer has left in peace. That is a loss if something is still expected from it."""
         gone = {rank for rank, is_there in enumerate(self._endpoint.health()) if not is_there}
+        self._has_leavers = bool(gone)
         with self._changed:
             late = [entry for unit, entry in self._units.items() if not entry.is_over and self._expects(unit, gone)]
         if late:

@@ -47,6 +47,7 @@ class Board:
         self._num_sleepers = 0
         self.error: TransportError | None = None
         self.num_left = 0  # peers that have left in peace
+        self._left_told = 0
 
     # -- the side of the network ------------------------------------------------------------------------------------
     def post(self, id: int, value: int) -> None:
@@ -107,13 +108,16 @@ class Board:
 
     def take(self, ids: Collection[int], timeout_s: float) -> list[Note]:
         values = self._values
-        num_left = self.num_left
 
         def look() -> list[Note] | None:
             found = [Note(id, value) for id, value in values.items() if id in ids]
+            if not found:
+                if self.num_left == self._left_told and timeout_s > 0:
+                    return None
+                self._left_told = self.num_left
             for note in found:
                 del values[note.id]
-            return found if found or self.num_left > num_left or timeout_s == 0 else None
+            return found
 
         return self.wait_for(look, timeout_s, ids)
 
