@@ -201,7 +201,8 @@ def _trials(net: Net, extents: Extents, path: Path, options: ExportOptions) -> l
             if name not in net.inputs:
                 raise UsageError(f"--input {name}: the net takes {', '.join(net.inputs)}")
         shapes = {name: tuple(value.shape) for name, value in options.inputs.items()}
-        trials["given inputs"] = random_inputs(net, {**extents.resized(), **shapes}, options.seed) | options.inputs
+        made = random_inputs(net, {**extents.resized(), **shapes}, options.seed)
+        trials["given inputs"] = {**made, **options.inputs}
     outputs = outputs_of(net)
     ours = [run_net(net, inputs, list(outputs)) for inputs in trials.values()]
     theirs = _RUNNERS[options.target](path, list(trials.values()), outputs)

@@ -313,7 +313,8 @@ def add(net: NetBuilder, node: Node) -> Value:
 
 @operator("Sub")
 def sub(net: NetBuilder, node: Node) -> Value:
-    return ops.add(net, node.name, *map(_operand, node.inputs), -1.0)
+    first, second = map(_operand, node.inputs)
+    return ops.add(net, node.name, first, second, -1.0)
 
 
 @operator("Mul")
@@ -428,7 +429,8 @@ def split(net: NetBuilder, node: Node) -> list[Value]:
 def slice_(net: NetBuilder, node: Node) -> Value:
     if "starts" in node.attributes:
         starts, ends = node.get("starts"), node.get("ends")
-        axes, steps = node.get("axes", list(range(len(starts)))), [1] * len(starts)
+        axes: Sequence[int] | np.ndarray = node.get("axes", list(range(len(starts))))
+        steps: Sequence[int] | np.ndarray = [1] * len(starts)
     else:
         starts, ends = node.constant(1, "starts"), node.constant(2, "ends")
         axes = range(len(starts)) if node.input(3) is None else node.constant(3, "axes")

@@ -48,8 +48,8 @@ def add(net: NetBuilder, name: str, a: Operand, b: Operand, sign: float = 1.0) -
         b = b if sign == 1 else affine(net, f"{name}_negated", b, scale=sign)
         a, b, sign = b, a, 1.0
     b = b if sign == 1 else affine(net, f"{name}_negated", b, scale=sign)
-    axis, operand = _laid_out(net, name, b, a)
-    return net.add("Bias", name, [a, operand], bias_param={"axis": axis})[0]
+    axis, laid_out = _laid_out(net, name, b, a)
+    return net.add("Bias", name, [a, laid_out], bias_param={"axis": axis})[0]
 
 
 def multiply(net: NetBuilder, name: str, a: Operand, b: Operand) -> Value:
@@ -66,8 +66,8 @@ def multiply(net: NetBuilder, name: str, a: Operand, b: Operand) -> Value:
         return net.add("Eltwise", name, [a, b], eltwise_param={"operation": _Eltwise.PROD})[0]
     if count_of(a.shape) < count_of(b.shape):
         a, b = b, a
-    axis, operand = _laid_out(net, name, b, a)
-    return net.add("Scale", name, [a, operand], scale_param={"axis": axis, "bias_term": False})[0]
+    axis, laid_out = _laid_out(net, name, b, a)
+    return net.add("Scale", name, [a, laid_out], scale_param={"axis": axis, "bias_term": False})[0]
 
 
 def divide(net: NetBuilder, name: str, a: Operand, b: Operand) -> Value:

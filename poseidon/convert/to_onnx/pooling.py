@@ -61,15 +61,19 @@ def _average(e: Emission, x: str, window: PoolWindow) -> str:
 
 
 def _windows(e: Emission, op: str, x: str, window: PoolWindow) -> str:
-    """One operator over windows that lie whole inside the padded plane."""
-    left, right, above, below = window.margins(e.shape[2:])
-    attributes: dict[str, object] = {"kernel_shape": list(window.kernel), "strides": list(window.stride)}
-    if op == "AveragePool":
-        attributes["count_include_pad"] = 1
-    if right >= window.kernel[1] or below >= window.kernel[0]:  # more than runtimes take, and some windows are empty
-        x = e.pad(x, [0, 0, above, left], [0, 0, below, right], LOWEST if op == "MaxPool" else 0.0)
-        return e.op(op, x, **attributes)
-    return e.op(op, x, pads=[above, left, below, right], **attributes)
+    """One operator over the windows that lie whole inside the padded plane. Windows beyond the bottom, which runtimes
+    do not take, come behind: their maximum is the lowest number, their sum 0."""
+    pads_behind, beyond = [], []
+    for axis, (size, count) in enumerate(zip(e.shape[2:], window.outputs(e.shape[2:]), strict=True)):
+        kernel, stride, pad = window.kernel[axis], window.stride[axis], window.pad[axis]
+        inside = min(count, (size + pad - 1) // stride + 1)
+        pads_behind.append(max((inside - 1) * stride + kernel - pad - size, 0))
+        beyond.append(count - inside)
+    counts_pads = {"count_include_pad": 1} if op == "AveragePool" else {}
+    pads = [*window.pad, *pads_behind]
+    shape = {"kernel_shape": list(window.kernel), "strides": list(window.stride)}
+    y = e.op(op, x, pads=pads, **shape, **counts_pads)
+    return e.pad(y, [0] * 4, [0, 0, *beyond], LOWEST if op == "MaxPool" else 0.0)
 
 
 def _with_mask(e: Emission, window: PoolWindow) -> list[str]:

@@ -132,7 +132,8 @@ def _source_of(part: Callable[..., Any]) -> str:
 def _with_needed(parts: list[Callable[..., Any]]) -> list[Callable[..., Any]]:
     ordered: dict[Callable[..., Any], None] = {}
     for part in parts:
-        ordered.update(dict.fromkeys((*NEEDS.get(part, ()), part)))
+        ordered.update(dict.fromkeys(NEEDS.get(part, ())))
+        ordered[part] = None
     return list(ordered)
 
 

@@ -5,6 +5,8 @@ Each one must stand alone: it may use torch, nn and F, and the others listed in 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -252,7 +254,7 @@ def label_accuracy(x, label, dim, top_k, ignore_label=None):
     return right.sum() / counted.sum().clamp(min=1), per_class
 
 
-NEEDS = {
+NEEDS: dict[object, tuple[Any, ...]] = {
     largest_per_sample: (largest,),
     softmax_loss: (class_rows, valid_labels),
     infogain_loss: (class_rows, valid_labels),
