@@ -1,6 +1,6 @@
 """Several workers on this host: `poseidon train` beside PyTorch's DistributedDataParallel over gloo, real training.
 
-    python -m bench.local [--nets lenet,alexnet] [--workers 2,4] [--turns 5] [--scheme auto] [--json OUT]
+    python -m bench.local [--nets lenet,alexnet] [--workers 2,4] [--turns 5] [--scheme auto] [--pattern gpi]
 
 Both read the same database (`bench/solver.py` says of what), each worker its own part, with the same batch per worker
 and an equal share of the cores. Ours is what `poseidon train --workers P` runs, plan and all; DDP's loop is
@@ -37,7 +37,7 @@ from torch.utils.data import Subset
 from bench.solver import SUBJECTS, UNCOUNTED_STEPS, param_on, seconds_per_step
 from bench.torch_loop import LmdbImages, TorchLoop
 from bench.torch_nets import build
-from poseidon.plan import PlanRequest, parse_scheme
+from poseidon.plan import PATTERNS, PlanRequest, parse_scheme
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.launcher import free_port
 from poseidon.run.planning import Links
@@ -93,7 +93,9 @@ def work_ours(options: argparse.Namespace, rank: int, size: int, port: int) -> N
 
     param = param_on(options.nets, options.database, SUBJECTS[options.nets].batch)
     scheme = None if options.scheme == "auto" else parse_scheme(options.scheme)
-    worker_options = WorkerOptions(NetOptions(), PlanRequest(scheme=scheme), DistributeOptions(), Links())
+    worker_options = WorkerOptions(
+        NetOptions(), PlanRequest(scheme=scheme, pattern=options.pattern), DistributeOptions(), Links()
+    )
     place = Place(rank, size, rank, size, "127.0.0.1", port)
     face = Face((), show if options.show_plan else lambda lines: None, train, lambda problem: print(problem))
     train_worker(param, place, worker_options, face)
@@ -128,6 +130,8 @@ class Crew:
             net,
             "--scheme",
             options.scheme,
+            "--pattern",
+            options.pattern,
         ]
         command += ["--database", database, "--uncounted", str(options.uncounted)]
         command += ["--steps", str(options.steps)] if options.steps else []
@@ -257,6 +261,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="counted steps of a turn")
     parser.add_argument("--uncounted", type=int, default=UNCOUNTED_STEPS, help="steps of a turn before those")
     parser.add_argument("--scheme", default="auto", help="ours by force")
+    parser.add_argument("--pattern", default="collective", choices=PATTERNS, help="how ours communicates")
     parser.add_argument("--contenders", default=",".join(CONTENDERS))
     parser.add_argument("--show-plan", action="store_true")
     parser.add_argument("--json", type=Path)
