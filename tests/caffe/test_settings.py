@@ -85,6 +85,8 @@ def test_names():
     assert (caffe.TRAIN, caffe.TEST) == (0, 1)
     assert caffe.proto.caffe_pb2.NetParameter is schema.NetParameter
     assert caffe.proto.caffe_pb2.DESCRIPTOR is schema.DESCRIPTOR
+    assert caffe.proto.caffe_pb2._NETPARAMETER is schema.NetParameter.DESCRIPTOR
+    assert not hasattr(caffe.proto.caffe_pb2, "NoSuchParameter")
     assert caffe.pycaffe.Net is caffe.Net
     assert caffe.pycaffe.AdamSolver is caffe.AdamSolver
     assert caffe.__version__ == "1.0.0"
