@@ -49,32 +49,32 @@ def lines(**options) -> list[str]:
 
 
 def test_layers_blobs_and_edges():
-    text = lines()
+    text = [line.strip() for line in lines()]
     assert text[:2] == ['digraph "a \\"net\\"" {', "rankdir=LR;"]
     assert text[-1] == "}"
     nodes = [line for line in text if "[label=" in line and "->" not in line]
     assert len(nodes) == 6 + 6
-    assert '"layer 0 data" -> "blob label" [label="Batch 64"];' in text
-    assert '"layer 1 conv" -> "blob conv" [label="20"];' in text
-    assert '"layer 4 ip" -> "blob ip" [label="10"];' in text
-    assert '"blob conv" -> "layer 3 pool";' in text
-    conv = next(line for line in nodes if line.startswith('"layer 1 conv"'))
-    assert "conv (Convolution) kernel size: 3x5 stride: 2 pad: 0" in conv
+    assert '"layer 0" -> "blob label" [label="Batch 64"];' in text
+    assert '"layer 1" -> "blob conv" [label="20"];' in text
+    assert '"layer 4" -> "blob ip" [label="10"];' in text
+    assert '"blob conv" -> "layer 3";' in text
+    conv = next(line for line in nodes if line.startswith('"layer 1"'))
+    assert r"conv\n(Convolution)\nkernel size: 3x5\nstride: 2\npad: 0" in conv
     relu = next(line for line in nodes if "relu" in line)
     assert "relu\\{1\\}" in relu
     assert "#90EE90" in relu
-    assert "AVE pooling kernel size: 3 stride: 1 pad: 0" in next(line for line in nodes if '"layer 3' in line)
+    assert r"(Pooling AVE)\nkernel size: 3\nstride: 1\npad: 0" in next(line for line in nodes if '"layer 3' in line)
 
 
 def test_directions_phases_and_options():
-    assert "ip\\n(InnerProduct)" in "\n".join(lines(rankdir="TB"))
+    assert "ip (InnerProduct)" in "\n".join(lines(rankdir="TB"))
     training = "\n".join(lines(phase=caffe.TRAIN))
     assert "accuracy" not in training
     assert "Batch 64" in training
     testing = "\n".join(lines(phase=caffe.TEST))
     assert "accuracy" in testing
     assert "Batch 64" not in testing
-    assert "lr mult: 1, 2.5" in "\n".join(lines(display_lrm=True))
+    assert "lr mult: 1.0, 2.5" in "\n".join(lines(display_lrm=True))
     assert 'label="20"' not in "\n".join(lines(label_edges=False))
     with pytest.raises(UsageError, match="one of LR, RL, TB, BT, got 'UP'"):
         lines(rankdir="UP")
@@ -86,7 +86,7 @@ def test_every_net_of_the_zoo_is_drawn(no_dot):
     for path in files:
         net = caffe_pb2.NetParameter()
         text_format.Merge(path.read_text(), net)
-        with pytest.warns(UserWarning, match="needs Graphviz's program `dot`"):
+        with pytest.warns(UserWarning, match="needs Graphviz, whose program `dot`"):
             drawn = caffe.draw.draw_net(net, "LR")
         assert drawn.count(b"->") == sum(len(layer.bottom) + len(layer.top) for layer in net.layer)
 
@@ -96,13 +96,13 @@ def test_through_graphviz(dot, tmp_path):
     assert caffe.draw.draw_net(NET, "LR", "svg").startswith(b"-Tsvg digraph")
     caffe.draw.draw_net_to_file(NET, str(tmp_path / "net.pdf"), "TB")
     assert (tmp_path / "net.pdf").read_bytes().startswith(b"-Tpdf digraph")
-    with pytest.raises(UsageError, match="dot -Tbad failed: no such format"):
+    with pytest.raises(UsageError, match="Graphviz cannot draw as 'bad': no such format"):
         caffe.draw.draw_net(NET, "LR", "bad")
 
 
 def test_without_graphviz(no_dot, tmp_path):
     caffe.draw.draw_net_to_file(NET, tmp_path / "net.dot")
     assert (tmp_path / "net.dot").read_text().startswith("digraph")
-    with pytest.raises(UsageError, match="'png' needs Graphviz's program `dot`"):
+    with pytest.raises(UsageError, match="'png' needs Graphviz, whose program `dot`"):
         caffe.draw.draw_net_to_file(NET, str(tmp_path / "net.png"))
     assert not (tmp_path / "net.png").exists()
