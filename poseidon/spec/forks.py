@@ -43,6 +43,7 @@ _STOCK_OPTIONS = {
     "Tile": "tile_param",
 }
 _FORK_OPTIONS = {
+    "BN": "bn_param",
     "DetectionOutput": "detection_output_param",
     "Interp": "interp_param",
     "MultiBoxLoss": "multibox_loss_param",

@@ -18,7 +18,9 @@ from poseidon.spec import caffe_pb2
 FACTS = json.loads((Path(__file__).parent / "caffe_schema.json").read_text())
 FORKS = json.loads((Path(__file__).parent / "fork_schema.json").read_text())
 MESSAGES = {**FACTS["messages"], **FORKS["messages"]}
-MESSAGES["LayerParameter"] = {"fields": FACTS["messages"]["LayerParameter"]["fields"] + FORKS["layer_parameter"]}
+for extended, added in (("LayerParameter", "layer_parameter"), ("ConvolutionParameter", "convolution_parameter")):
+    stock = FACTS["messages"][extended]
+    MESSAGES[extended] = {**stock, "fields": stock["fields"] + FORKS[added]}
 FILE = descriptor_pb2.FileDescriptorProto()
 caffe_pb2.DESCRIPTOR.CopyToProto(FILE)
 GENERATED = {message.name: message for message in FILE.message_type}

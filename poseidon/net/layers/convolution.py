@@ -125,6 +125,11 @@ class Convolution(ConvolutionBase):
         return convolve(x, weight, bias, self.window, self.spec.convolution_param.group)
 
 
+@register("HoleConvolution")
+class HoleConvolution(Convolution):
+    """PSPNet's and DeepLab's name for a convolution with `hole`, which is dilation."""
+
+
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 

@@ -7,7 +7,8 @@
 The division cuts towards zero, as Caffe's does: a kernel that overhangs the padded bottom by less than one stride
 still gives one output, with zeros beyond the edge.
 
-Each option is given once for all axes, once per axis, or (two axes) as `_h` and `_w`; dilation has no such pair.
+Each option is given once for all axes, once per axis, or (two axes) as `_h` and `_w`; dilation has no such pair, but
+`hole` with hole_h and hole_w, as forks call it.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def read_window(layer: Layer, num_axes: int) -> Window:
         kernel=_per_axis(layer, "kernel", "kernel_size", num_axes, None),
         stride=_per_axis(layer, "stride", "stride", num_axes, 1),
         pad=_per_axis(layer, "pad", "pad", num_axes, 0),
-        dilation=_per_axis(layer, None, "dilation", num_axes, 1),
+        dilation=_dilation(layer, num_axes),
     )
     for name, values in (("kernel size", window.kernel), ("stride", window.stride), ("dilation", window.dilation)):
         if min(values, default=1) < 1:
@@ -99,9 +100,24 @@ def read_window(layer: Layer, num_axes: int) -> Window:
     return window
 
 
+def _dilation(layer: Layer, num_axes: int) -> Shape:
+    """`dilation`, or what forks called it before Caffe had it: `hole`, or hole_h and hole_w."""
+    options = layer.spec.convolution_param
+    given = [name for name in ("hole", "hole_h", "hole_w") if options.HasField(name)]
+    if not given:
+        return _per_axis(layer, None, "dilation", num_axes, 1)
+    if options.dilation:
+        raise layer.error(f"give either dilation or {given[0]}, not both")
+    return _per_axis(layer, "hole", "hole", num_axes, 1)
+
+
 def _per_axis(layer: Layer, pair: str | None, field: str, num_axes: int, default: int | None) -> Shape:
     options = layer.spec.convolution_param
-    listed = tuple(getattr(options, field))
+    value = getattr(options, field)
+    if isinstance(value, int):  # a field that is not repeated
+        listed: Shape = (value,) if options.HasField(field) else ()
+    else:
+        listed = tuple(value)
     if pair is not None and (options.HasField(f"{pair}_h") or options.HasField(f"{pair}_w")):
         if num_axes != 2:
             raise layer.error(
