@@ -22,12 +22,12 @@ def onnx_session(net: Net, extents: Extents, opset: int = 17):
     import onnx
     import onnxruntime
 
-    model = onnx_model(net, extents, opset)
-    onnx.checker.check_model(model, full_check=True)
+    data = onnx_model(net, extents, opset).SerializeToString()
+    onnx.checker.check_model(data, full_check=True)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
 
 
 def run_as_onnx(net: Net, extents: Extents, trials: list[dict], opset: int = 17) -> list[dict[str, np.ndarray]]:

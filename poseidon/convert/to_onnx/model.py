@@ -93,8 +93,9 @@ def write_onnx(model: Any, path: Path) -> None:
             f"{path}: the model has {model.ByteSize()} bytes, expected at most {MAX_BINARY_BYTES}, protobuf's limit; "
             "export --to torch instead"
         )
-    onnx.checker.check_model(model, full_check=True)
-    write_atomically(model.SerializeToString(), path)
+    data = model.SerializeToString()
+    onnx.checker.check_model(data, full_check=True)  # given the bytes, it need not make them again
+    write_atomically(data, path)
 
 
 def _public(dims: Dims) -> Dims:
