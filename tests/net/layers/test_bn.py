@@ -140,5 +140,5 @@ def test_workers_average_what_it_gathers_and_cannot_synchronise_it():
     assert holds_statistics(net, net.params["bn"][3])
     assert not holds_statistics(net, net.params["still"][3])
     synchronise_statistics(net, None)
-    with pytest.raises(LayerError, match="'bn' .BN.: has statistics that cannot be synchronised"):
+    with pytest.raises(LayerError, match=r"'bn' \(BN\): has statistics that cannot be synchronised"):
         synchronise_statistics(net, object())
