@@ -49,7 +49,10 @@ class Rows(Exchange):
             total = _added_up(token.tables)
             where = total.columns[0].long().view(1, -1)
             shape = table.parameter.shape
-            return [Part(table, table.whole, torch.sparse_coo_tensor(where, total.columns[1], shape).coalesce())]
+            found = torch.sparse_coo_tensor(
+                where, total.columns[1], shape, check_invariants=False, is_coalesced=True
+            )  # distinct, and in order
+            return [Part(table, table.whole, found)]
         grad = torch.zeros_like(table.value)
         for found in token.tables:
             numbers, rows = found.columns

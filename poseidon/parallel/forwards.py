@@ -64,7 +64,7 @@ class Forward:
 
     def __init__(self, module: nn.Linear | nn.Embedding) -> None:
         self.module = module
-        self.weight: nn.Parameter = module.weight
+        self.weight: nn.Parameter = module._parameters["weight"]  # type: ignore[assignment]
         self.num_rows = 0  # that backward will have read, since this was set to 0 last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodType:
@@ -73,7 +73,7 @@ class Forward:
         return MethodType(type(copied).forward, copied)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return MethodType, (type(self.module).forward, self.module)
+        return getattr, (self.module, "forward")  # its class's: a module is made before it gets back what it holds
 
     def counts(self) -> bool:
         """True if this call will give the weight a gradient, in the ordinary way of things."""

@@ -215,7 +215,7 @@ class Gradients:
     def _new_round(self) -> None:
         assert self._traffic is not None
         self.arrived = {}
-        self.round = Round(self.scale)
+        self.round = Round(self.scale, self._traffic.sparse)
         self._missing = {
             exchange.unit.index: {member.name for member in exchange.members} for exchange in self._traffic.exchanges
         }

@@ -86,6 +86,11 @@ class Measuring:
         found = {name: [f, b] for name, f, b in zip(layers, forward, backward, strict=True)}
         return [found[name] for name in self._structure.readers]
 
+    def seen_reads(self) -> dict[str, list[str]]:
+        """The same of modules that were seen at work; what the others read is anybody's guess."""
+        seen = {name for found in self._passes for name in found.entered}
+        return {name: params for name, params in self.reads().items() if name in seen}
+
     def reads(self) -> dict[str, list[str]]:
         """By module: the parameters it reads, its own and others'."""
         found: dict[str, list[str]] = {name: [] for name in self._structure.readers}
@@ -132,7 +137,10 @@ def profile_of(
     """The model as the planner sees it; `seconds` and `num_rows` (by module) are those agreed among workers."""
     reads = measuring.reads()
     seconds_of = dict(zip(structure.readers, seconds, strict=True))
-    layers = [LayerProfile(name or "(model)", *seconds_of[name], tuple(reads[name])) for name in measuring.layers()]
+    layers = []
+    for name in measuring.layers():
+        forward_s, backward_s = seconds_of[name]
+        layers.append(LayerProfile(name or "(model)", forward_s, backward_s, tuple(reads[name])))
     params = tuple(_described(found, measuring, num_rows) for found in structure.params.values())
     return NetProfile(tuple(layers), _riding(params), needs_all_gradients)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, Master, connect, from_group
 from poseidon.transport.interface import choose_interface
 
-_HOST_BYTES = 256
+_HOST_BYTES = 320
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def meet(process_group: Any, device: torch.device) -> Transport | None:
@@ -42,7 +44,7 @@ def _beside(group: Any, device: torch.device) -> Transport | None:
         return None
     carrier = device if "nccl" in str(dist.get_backend(group)) else torch.device("cpu")
     hosts = _hosts(group, carrier)
-    master = os.environ.get("MASTER_ADDR") or hosts[0]
+    master = os.environ.get("MASTER_ADDR") or hosts[0].split()[0]
     is_multi_host = len(set(hosts)) > 1
     address = _address(master, is_multi_host) if is_multi_host else "127.0.0.1"
     return from_group(group, C10dOptions(address=address), str(carrier))
@@ -54,9 +56,10 @@ def _address(master: str, is_multi_host: bool) -> str:
 
 
 def _hosts(group: Any, device: torch.device) -> list[str]:
-    """Everybody's host name, by rank."""
+    """Everybody's host, by rank: its name, and what tells hosts of one name apart (containers often have one)."""
     own = torch.zeros(_HOST_BYTES, dtype=torch.uint8)
-    name = socket.gethostname().encode()[:_HOST_BYTES]
+    boot = _BOOT.read_text().strip() if _BOOT.exists() else ""
+    name = f"{socket.gethostname()} {boot}".encode()[:_HOST_BYTES]
     own[: len(name)] = torch.frombuffer(bytearray(name), dtype=torch.uint8)
     own = own.to(device)
     found = [torch.empty_like(own) for _ in range(group.size())]

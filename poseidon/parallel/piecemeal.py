@@ -75,7 +75,8 @@ def step_some(
     optimizer: Optimizer, settings: Sequence[Mapping[str, Any]], grads: Sequence[Sequence[tuple[nn.Parameter, Tensor]]]
 ) -> None:
     """One step, with these settings, by group, on these parameters and gradients of each group."""
-    groups, state = [], defaultdict(dict)
+    groups: list[dict[str, Any]] = []
+    state: defaultdict[Tensor, dict[str, Any]] = defaultdict(dict)
     for own, pairs in zip(settings, grads, strict=True):
         stand_ins = []
         for parameter, grad in pairs:

@@ -85,7 +85,7 @@ class Wishes:
 
     def approximated(self, structure: Structure) -> dict[str, FactorShape]:
         """By parameter that is asked to travel by powersgd: its matrix, and the rank."""
-        found = {}
+        found: dict[str, FactorShape] = {}
         for override in self.overrides(structure):
             shape = structure.params[override.pattern].parameter.shape
             found.pop(override.pattern, None)

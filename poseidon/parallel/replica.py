@@ -145,15 +145,14 @@ class Replica:
         return frozenset(name for name, p in params if p.sparse or (p.rows and self.taker.wants_rows(p.parameter)))
 
     def _set_gate_units(self) -> None:
-        """By module: the units it has to wait for. Before reading was watched the whole model waits for everything."""
+        """By module: the units it has to wait for. One that nobody has watched reading waits for everything."""
         everything = tuple(exchange.unit.index for exchange in self.traffic.exchanges)
-        self._gate_units = {"": everything}
-        if self.reads and not self.structure.atoms:
-            units = {name: self.traffic.of[name][0].unit.index for name in self.traffic.of}
-            self._gate_units = {
-                module: tuple(dict.fromkeys(units[name] for name in names if name in units))
-                for module, names in self.reads.items()
-            }
+        self._gate_units = dict.fromkeys(self.structure.readers, everything)
+        if self.structure.atoms:  # nothing could be watched
+            return
+        units = {name: exchange.unit.index for name, (exchange, _) in self.traffic.of.items()}
+        for module, names in self.reads.items():
+            self._gate_units[module] = tuple(dict.fromkeys(units[name] for name in names if name in units))
 
     def measure(self) -> None:
         """From the next iteration on passes are measured, then planned anew. All workers call it together."""
@@ -164,7 +163,7 @@ class Replica:
     def _renew(self) -> None:
         measuring = self.measuring
         assert measuring is not None
-        self.reads = measuring.reads()
+        self.reads = measuring.seen_reads()
         agreed = plan_together(
             self.structure,
             measuring,
@@ -312,8 +311,9 @@ class Replica:
     def _notice(self, words: list[Word]) -> None:
         """Whether iterations are still what the plan was made for; all workers come to the same conclusion."""
         batches = [word.batch for word in words if word.active]
-        if self._batches is None:
+        if self._batches is None:  # the words are older than the plan
             self._batches = batches
+            return
         self._num_surprises = self._num_surprises + 1 if batches != self._batches else 0
         if self._num_surprises >= PATIENCE:
             self.measure()

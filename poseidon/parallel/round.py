@@ -20,10 +20,11 @@ Update = Callable[[Mapping[str, Tensor]], None]
 
 
 class Round:
-    """`scale` is what sums are multiplied with: one over the number of workers."""
+    """`scale` is what sums are multiplied with: one over the number of workers. `sparse`: the tables whose gradients
+    are wanted as rows; those of others are spread out here, after scaling."""
 
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
+    def __init__(self, scale: float, sparse: frozenset[str] = frozenset()) -> None:
+        self.scale, self.sparse = scale, sparse
         self.memory: dict[str, Tensor] = {}  # of dense gradients, laid out like their parameters
         self.means: set[str] = set()  # parameters whose sums come scaled
         self.stepped = [False]  # by the optimizer
@@ -58,7 +59,7 @@ class Round:
         value, name = part.member.value, part.member.name
         if part.grad.is_sparse:
             part.grad.values().mul_(self.scale)
-            return part.grad
+            return part.grad if name in self.sparse else part.grad.to_dense()
         target = self.memory.get(name)
         if target is None:
             assert part.region == part.member.whole, f"{part.region} of {name} has come without memory for the rest"

@@ -157,7 +157,10 @@ def _kind(holder: Holder, atoms: set[str]) -> str:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    return "forward" not in vars(module) and "weight" in module._parameters
+    """True if its class's forward is what runs; a copy of a wrapped model has that as an attribute (forwards.py)."""
+    own = vars(module).get("forward")
+    is_own = own is None or (getattr(own, "__self__", None) is module and own.__func__ is type(module).forward)
+    return is_own and "weight" in module._parameters
 
 
 def _names(found: Described) -> str:

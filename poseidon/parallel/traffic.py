@@ -39,13 +39,13 @@ class Traffic:
     """`sparse` are the tables whose gradients are wanted as rows. `close` it when another plan takes its place."""
 
     def __init__(self, agreed: Agreed, structure: Structure, transport: Transport, sparse: frozenset[str]) -> None:
-        self.plan = agreed.plan
+        self.plan, self.sparse = agreed.plan, sparse
         self.exchanges: list[Exchange] = []
         for unit in self.plan.units:
             if unit.scheme is not Scheme.LOCAL:
                 members = members_of([(name, structure.params[name].parameter) for name in unit.params])
                 wiring = Wiring(unit, members, transport, self.plan.order)
-                self.exchanges.append(_exchange(wiring, agreed, sparse))
+                self.exchanges.append(_exchange(wiring, agreed))
         self.of: dict[str, tuple[Exchange, Member]] = {
             member.name: (exchange, member) for exchange in self.exchanges for member in exchange.members
         }
@@ -62,19 +62,20 @@ class Traffic:
             self.scheduler.wait(found[0].unit.index)
 
     def state(self) -> dict[str, dict[str, Tensor]]:
-        """What this worker still owes the others, by the unit's first parameter."""
-        states = {exchange.unit.params[0]: exchange.state() for exchange in self.exchanges}
-        return {name: state for name, state in states.items() if state}
+        """What this worker still owes the others, by the names of a unit's parameters."""
+        states = {" ".join(exchange.unit.params): exchange.state() for exchange in self.exchanges}
+        return {names: state for names, state in states.items() if state}
 
     def restore(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Goes on from what `state` gave; units that another plan has put together otherwise begin anew."""
         for exchange in self.exchanges:
-            exchange.restore(state.get(exchange.unit.params[0], {}))
+            exchange.restore(state.get(" ".join(exchange.unit.params), {}))
 
     def close(self) -> None:
         self.scheduler.close()
 
 
-def _exchange(wiring: Wiring, agreed: Agreed, sparse: frozenset[str]) -> Exchange:
+def _exchange(wiring: Wiring, agreed: Agreed) -> Exchange:
     first = wiring.members[0].name
     if wiring.unit.scheme is Scheme.RING:
         return ring_exchange(wiring, agreed.plan.wire)
@@ -84,5 +85,5 @@ def _exchange(wiring: Wiring, agreed: Agreed, sparse: frozenset[str]) -> Exchang
         return PowerSgd(wiring, agreed.power_rank)
     assert wiring.unit.scheme is Scheme.ROWS, f"{wiring.unit.scheme} is not among the schemes that were asked for"
     table = Rows(wiring)
-    table.gives_rows = first in sparse
+    table.gives_rows = True
     return table
