@@ -11,6 +11,7 @@ hypothesis.
     state, state_hdf5, sidecar    a file of a snapshot that is restored into a solver
     datum, database               a database's record; the same through an LMDB and a Data layer
     mean                          a mean file
+    onnx                          an ONNX model, made into a net
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ import lmdb
 import numpy as np
 import torch
 
+from poseidon.convert.extents import Extents
+from poseidon.convert.to_caffe.from_onnx import read_graph
+from poseidon.convert.to_onnx.model import model_of
 from poseidon.data.datum import parse_datum
 from poseidon.data.mean import read_mean
 from poseidon.data.transformer import Transformer, TransformOptions
@@ -93,6 +97,7 @@ def make_targets(folder: Path) -> dict[str, Target]:
         Target("datum", _feed_datum, _datums()),
         Target("database", Database(folder).feed, _datums()),
         Target("mean", lambda data: _feed_mean(data, folder / "mean.binaryproto"), _means()),
+        Target("onnx", lambda data: _feed_onnx(data, folder / "model.onnx"), _onnx_models()),
     ]
     return {target.name: target for target in made}
 
@@ -348,3 +353,30 @@ def _feed_mean(data: bytes, path: Path) -> None:
     path.write_bytes(data)
     mean = read_mean(str(path))
     assert mean.ndim == 3
+
+
+# -- models of others -----------------------------------------------------------------------------------------------
+_CONVERTED = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 6 dim: 6 } } }
+layer { name: "c" type: "Convolution" bottom: "x" top: "c" convolution_param { num_output: 4 kernel_size: 3 group: 2 } }
+layer { name: "b" type: "BatchNorm" bottom: "c" top: "b" }
+layer { name: "s" type: "Slice" bottom: "b" top: "s1" top: "s2" }
+layer { name: "e" type: "Eltwise" bottom: "s1" bottom: "s2" top: "e" }
+layer { name: "p" type: "Pooling" bottom: "e" top: "p" pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
+layer { name: "f" type: "Flatten" bottom: "p" top: "f" }
+layer { name: "i" type: "InnerProduct" bottom: "f" top: "i" inner_product_param { num_output: 3 } }
+layer { name: "y" type: "Softmax" bottom: "i" top: "y" }
+"""
+
+
+def _onnx_models() -> list[bytes]:
+    net = Net.from_text(_CONVERTED, seed=1)
+    return [model_of(net, Extents(net.graph), opset).SerializeToString() for opset in (13, 18)]
+
+
+def _feed_onnx(data: bytes, path: Path) -> None:
+    path.write_bytes(data)
+    with small_machine():
+        net, outputs, _ = read_graph(str(path), {})
+        built = net.built()
+    assert set(outputs) <= set(built.blob_shapes)

@@ -12,8 +12,8 @@ from tests.fuzz.damage import damaged
 from tests.fuzz.mutate import mutated
 from tests.fuzz.targets import is_refused
 
-FILES = ["weights", "weights_hdf5", "state", "state_hdf5", "sidecar", "datum", "database", "mean"]
-NUM_EXAMPLES = {"weights_hdf5": 150, "state_hdf5": 150, "database": 150}
+FILES = ["weights", "weights_hdf5", "state", "state_hdf5", "sidecar", "datum", "database", "mean", "onnx"]
+NUM_EXAMPLES = {"weights_hdf5": 150, "state_hdf5": 150, "database": 150, "onnx": 150}
 choosing = st.binary(min_size=4, max_size=40)
 
 

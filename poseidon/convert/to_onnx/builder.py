@@ -91,8 +91,27 @@ class GraphBuilder:
                 return
 
     def proto(self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]) -> Any:
-        """The GraphProto."""
-        from onnx import helper, numpy_helper
+        """The GraphProto, constants included."""
+        graph = self.structure(name, inputs, outputs)
+        self.add_constants(graph)
+        return graph
+
+    def add_constants(self, graph: onnx.GraphProto) -> None:
+        """What the nodes read of them. Apart from the structure, because messages are copied when they are put together
+        and weights are large."""
+        from onnx import numpy_helper
+
+        used = {value for node in graph.node for value in node.input} | {value.name for value in graph.output}
+        used |= _used_in_bodies(graph.node)
+        for name, array in self.constants.items():
+            if name in used:
+                graph.initializer.append(numpy_helper.from_array(array, name))
+
+    def structure(
+        self, name: str, inputs: Sequence[onnx.ValueInfoProto], outputs: Sequence[onnx.ValueInfoProto]
+    ) -> Any:
+        """The GraphProto without its constants."""
+        from onnx import helper
 
         def called(value: str) -> str:
             return self.names.get(value, value)
@@ -112,10 +131,7 @@ class GraphBuilder:
                     **attributes,
                 )
             )
-        used = {value for node in nodes for value in node.input} | {value.name for value in outputs}
-        used |= _used_in_bodies(nodes)
-        constants = [numpy_helper.from_array(array, key) for key, array in self.constants.items() if key in used]
-        return helper.make_graph(nodes, name, list(inputs), list(outputs), constants)
+        return helper.make_graph(nodes, name, list(inputs), list(outputs))
 
 
 def _body(value: Any) -> tuple[Any, Any]:

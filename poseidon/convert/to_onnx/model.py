@@ -76,11 +76,12 @@ def model_of(net: Net, extents: Extents, opset: int = DEFAULT_OPSET) -> Any:
         ]
 
     inputs = {name: name for name in net.inputs}
-    proto = graph.proto(net.name or "net", infos(inputs), infos(outputs))
+    proto = graph.structure(net.name or "net", infos(inputs), infos(outputs))
     _make_node_names_unique(proto)
     opsets = [helper.make_opsetid("", opset)]
     model = helper.make_model(proto, opset_imports=opsets, producer_name="poseidon")
     model.ir_version = helper.find_min_ir_version_for(opsets)
+    graph.add_constants(model.graph)
     return model
 
 
