@@ -32,14 +32,19 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         ctx.has_bias = bias is not None
         DEVICE.run(_seconds(x, weight))
-        return x.new_zeros(*x.shape[:-1], len(weight))
+        return _nothing(x, *x.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         DEVICE.run(_seconds(x, weight) * (1 + ctx.needs_input_grad[0]))
-        own = torch.zeros_like(x) if ctx.needs_input_grad[0] else None
+        own = _nothing(x, *x.shape) if ctx.needs_input_grad[0] else None
         return own, torch.zeros_like(weight), weight.new_zeros(len(weight)) if ctx.has_bias else None
+
+
+def _nothing(like: Tensor, *shape: int) -> Tensor:
+    """Zeros that take no memory: a GPU's activations would not be in the host's."""
+    return like.new_zeros(()).expand(shape)
 
 
 def _seconds(x: Tensor, weight: Tensor) -> float:
@@ -48,7 +53,7 @@ def _seconds(x: Tensor, weight: Tensor) -> float:
 
 def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:
     DEVICE.run(_seconds(grad, weight))
-    return grad.new_zeros(*grad.shape[:-1], weight.shape[1])
+    return _nothing(grad, *grad.shape[:-1], weight.shape[1])
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -74,7 +79,7 @@ class _Timed(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, seconds: float, *params: Tensor) -> Tensor:
         ctx.seconds, ctx.params = seconds, params
         DEVICE.run(seconds)
-        return x.clone()
+        return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:

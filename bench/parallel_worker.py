@@ -29,7 +29,9 @@ def build(contender: str, model: nn.Module) -> tuple[nn.Module, Any]:
         parallel = poseidon.Parallel(model, broadcast_buffers=True)
         optimizer: Any = torch.optim.SGD(parallel.parameters(), 0.1)
         return parallel, poseidon.overlap(optimizer, parallel) if contender == "ours" else optimizer
-    ddp = DistributedDataParallel(model)
+    # PowerSGD's hook starts its second all-reduce from a callback: with several buckets ranks do so in different order,
+    # which gloo does not survive. So it gets one bucket.
+    ddp = DistributedDataParallel(model, bucket_cap_mb=10_000 if contender == "ddp-powersgd" else None)
     if contender == "ddp-fp16":
         ddp.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if contender == "ddp-powersgd":
