@@ -22,6 +22,7 @@ from poseidon.net.array_blob import NetBlob
 from poseidon.net.blob import Blob
 from poseidon.net.graph import Node
 from poseidon.net.layers.python import Python
+from poseidon.net.layers.recurrent import Recurrent
 from poseidon.net.net import Net
 
 # Called with the index of a layer.
@@ -36,6 +37,7 @@ class _Call:
     tops: tuple[Tensor, ...]
     versions: tuple[int, ...]
     clock: int
+    states: list[Tensor]  # a recurrent layer's, before the call
 
 
 @dataclass(slots=True)
@@ -110,10 +112,10 @@ class Stepwise:
     def _run_layer(self, station: _Station) -> None:
         node = station.node
         self._fit(station)
-        bottoms = _leaves(station)
+        bottoms, states = _leaves(station), _carried(node)
         tops = _compute(node, bottoms)
         if node.needs_backward:
-            station.call = _Call(bottoms, tops, _versions(node), self.net.draws.clock)
+            station.call = _Call(bottoms, tops, _versions(node), self.net.draws.clock, states)
         for blob, top in zip(station.tops, tops, strict=True):
             blob.data = top.detach()
         for blob, weight in station.weighted:
@@ -183,19 +185,23 @@ class Stepwise:
         if call is not None and call.versions == _versions(node) and not _has_moved(station, call):
             return call
         kept = [(p, p.detach().clone()) for p in node.layer.parameters() if not p.requires_grad]
-        now, draws.clock = draws.clock, (draws.clock if call is None else call.clock)
+        now, states = draws.clock, _carried(node)
+        draws.clock, before = (now, states) if call is None else (call.clock, call.states)
+        clock = draws.clock
         try:
             self._fit(station)
             bottoms = _leaves(station)
             if call is not None:  # what has been overwritten since is only there
                 bottoms = [call.bottoms[i] if gone else bottoms[i] for i, gone in enumerate(station.overwritten)]
+            _carry(node, before)
             tops = _compute(node, bottoms)
         finally:
             draws.clock = now
+            _carry(node, states)
             with torch.no_grad():
                 for parameter, value in kept:
                     parameter.copy_(value)
-        station.call = _Call(bottoms, tops, _versions(node), draws.clock if call is None else call.clock)
+        station.call = _Call(bottoms, tops, _versions(node), clock, before)
         return station.call
 
     def _run_back_on_blobs(self, station: _Station) -> None:
@@ -306,6 +312,16 @@ def _compute(node: Node, bottoms: list[Tensor]) -> tuple[Tensor, ...]:
 def _versions(node: Node) -> tuple[int, ...]:
     """How often each parameter has been written to by torch; a user's edits through arrays do not count."""
     return tuple([p._version for p in node.layer._parameters.values() if p is not None])
+
+
+def _carried(node: Node) -> list[Tensor]:
+    """What a recurrent layer's next call begins from."""
+    return node.layer.carried() if isinstance(node.layer, Recurrent) else []
+
+
+def _carry(node: Node, states: list[Tensor]) -> None:
+    if isinstance(node.layer, Recurrent):
+        node.layer.carry(states)
 
 
 def _has_moved(station: _Station, call: _Call) -> bool:

@@ -410,6 +410,31 @@ class TestStepwise:
         assert (run.blobs["n"].diff[dropped] == 0).all()
         torch.testing.assert_close(net.params["n"], statistics)
 
+    def test_a_call_made_again_begins_where_the_first_one_did(self):
+        """A recurrent layer's backward after its parameters have been written to, beside one without that."""
+        text = (
+            'force_backward: true input: "x" input_shape { dim: 3 dim: 2 dim: 4 } '
+            'input: "cont" input_shape { dim: 3 dim: 2 } '
+            'layer { name: "r" type: "LSTM" bottom: "x" bottom: "cont" top: "y" recurrent_param { num_output: 5 '
+            'weight_filler { type: "uniform" min: -1 max: 1 } bias_filler { type: "constant" value: 0.1 } } }'
+        )
+        diffs = []
+        for is_touched in (False, True):
+            net = Net.from_text(text, phase="TRAIN", seed=3)
+            run = Stepwise(net)
+            run.blobs["x"].data = torch.linspace(-1, 1, 24).view(3, 2, 4)
+            run.blobs["cont"].data = torch.ones(3, 2)
+            run.forward()
+            run.forward()
+            if is_touched:
+                with torch.no_grad():
+                    net.params["r"][0].add_(0)
+            run.blobs["y"].diff = torch.ones(3, 2, 5)
+            run.backward()
+            run.forward()
+            diffs.append((run.blobs["x"].diff, net.params["r"][2].grad, run.blobs["y"].data))
+        torch.testing.assert_close(diffs[0], diffs[1])
+
     def test_an_unknown_layer(self):
         with pytest.raises(NetError, match="no layer 'nothing'"):
             Stepwise(Net.from_text(SMALL)).index_of("nothing")
