@@ -15,6 +15,7 @@ Two threads may use a link at the same time, one sending and one receiving; each
 from __future__ import annotations
 
 import heapq
+import os
 import socket
 import threading
 import time
@@ -234,6 +235,9 @@ class Link:
 
     def close(self) -> None:
         with self._send_lock, self._receive_lock:
+            if not self.is_closed and self.peer_file is not None:
+                os.close(self.peer_file)
+                self.windows.clear()
             self.is_closed = True
             self._waiting.clear()
             self._begun = None

@@ -18,6 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -187,7 +188,7 @@ class MpiEndpoint:
         if self._is_closing:
             return
         for rank in self._others():
-            self._jobs.put(lambda rank=rank: self._message(rank, BYE_TAG))
+            self._jobs.put(partial(self._message, rank, BYE_TAG))
         self._is_closing = True
         self._thread.join()
 

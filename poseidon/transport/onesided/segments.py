@@ -7,6 +7,7 @@ is left behind, and only who was given the file can look into it.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Segments:
     """The segments of one worker, by number."""
 
     def __init__(self, name: str) -> None:
-        self.fd = os.memfd_create(f"poseidon-{name}", os.MFD_CLOEXEC)
+        self.fd = os.memfd_create(f"poseidon-{name}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)  # what others have mapped cannot be cut off
         self._end = 0
         self._by_number: dict[int, Segment] = {}
 
@@ -57,6 +59,7 @@ class Segments:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+            self._by_number.clear()
 
 
 def mapped(fd: int, start: int, num_bytes: int) -> Segment:

@@ -180,3 +180,19 @@ def test_links_tell_what_carries_them():
 
     assert on_each("tcp", 2, act) == [("self", "tcp"), ("tcp", "self")]
     assert on_each("shared memory", 2, act)[0] == ("self", "shared memory")
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shared memory"])
+def test_nothing_stays_open(kind):
+    def act(end, transport):
+        end.allocate(0, 100)
+        transport.barrier(10)
+        end.write_notify(torch.ones(100, dtype=torch.uint8), Spot(1 - end.rank, 0), Note(1, 1))
+        end.waitsome([1], 10.0)
+        transport.barrier(10)
+
+    on_each(kind, 2, act)
+    before = len(os.listdir("/proc/self/fd"))
+    on_each(kind, 2, act)
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("onesided-")]
