@@ -18,7 +18,11 @@ def longest_wait_s(vitals: Mapping[int, Vitals]) -> float:
 
 def waited_for(rank: int, vitals: Mapping[int, Vitals]) -> list[int]:
     """The ranks that a waiting worker waits for; none if the bytes are on their way."""
-    needed = vitals[rank].num_needed
+    own = vitals[rank]
+    if not own.num_needed:  # a meeting: all come to it in the same order
+        met = own.figures.get("met", 0.0)
+        return [other for other, entry in vitals.items() if entry.figures.get("met", 0.0) < met]
+    needed = own.num_needed
     return [other for other, entry in vitals.items() if other != rank and entry.num_sent < needed]
 
 

@@ -6,14 +6,18 @@ Others see it with every sign of life (`transport/vitals.py`): who is lost is na
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from poseidon.comm.events import CommEvent, SendStarted, UnitReady, WaitEnded, WaitStarted
 from poseidon.plan import CommPlan, Scheme
-from poseidon.solver import events
+from poseidon.solver import Action, events
+from poseidon.solver.team import Team
 from poseidon.transport.vitals import Vitals
 
 LOSS_S = 1.0  # between two looks at the loss, which wait for the device
@@ -29,7 +33,7 @@ class Watch:
         self._last_send: dict[int, int] = {}  # by unit: its last place in the order of one iteration
         self._num_ready: dict[int, int] = {}  # by unit: in how many iterations its gradients were there
         self._num_sends = 0  # of one iteration
-        self._clock = self._num_sent = 0
+        self._clock = self._num_sent = self._num_met = 0
         self._unit = self._waits_for = ""
         self._num_needed = 0
         self._waiting_since_s = self._loss_at_s = self._done_at_s = now()
@@ -85,6 +89,17 @@ class Watch:
         found = next((entry for entry in self._plan.units if entry.index == unit), None)
         return f"unit {unit}" if found is None else f"{found.scheme.name} {found.params[0]}"
 
+    @contextlib.contextmanager
+    def meeting(self, what: str) -> Iterator[None]:
+        """Around something for which all workers come together; they do so in the same order."""
+        self._num_met += 1
+        self._waiting_since_s, self._num_needed, self._waits_for = self._now(), 0, what
+        try:
+            yield
+        finally:
+            self._waits_for = ""
+            self._wait_s += self._now() - self._waiting_since_s
+
     # -- what is told -----------------------------------------------------------------------------------------------
     def vitals(self) -> Vitals:
         waits_for = self._waits_for
@@ -95,5 +110,35 @@ class Watch:
             waits_for=waits_for,
             num_needed=self._num_needed if waits_for else 0,
             waited_s=self._now() - self._waiting_since_s if waits_for else 0.0,
-            figures={"loss": self._loss, "iteration_s": self._iteration_s, "wait_share": self._wait_share},
+            figures={"loss": self._loss, "iteration_s": self._iteration_s, "wait_share": self._wait_share}
+            | {"met": float(self._num_met)},
         )
+
+
+class WatchedTeam:
+    """A team whose meetings are watched."""
+
+    def __init__(self, team: Team, watch: Watch) -> None:
+        self.rank = team.rank
+        self.deal, self.restore = team.deal, team.restore
+        self._team, self._watch = team, watch
+
+    def mean(self, values: Sequence[Tensor]) -> list[Tensor]:
+        with self._watch.meeting("the mean of what is shown"):
+            return self._team.mean(values)
+
+    def agree(self, request: Action, *, testing: bool) -> Action:
+        with self._watch.meeting("an agreement on when to stop"):
+            return self._team.agree(request, testing=testing)
+
+    def level(self) -> None:
+        with self._watch.meeting("statistics of BatchNorm"):
+            self._team.level()
+
+    def meet(self) -> None:
+        with self._watch.meeting("a meeting of all"):
+            self._team.meet()
+
+    def state(self) -> Any:
+        with self._watch.meeting("the state of all workers"):
+            return self._team.state()

@@ -33,7 +33,7 @@ from poseidon.run.planning import Links, Planned, Planning, plan_together
 from poseidon.run.rendezvous import Place
 from poseidon.run.resume import Resume, agree_on_snapshot
 from poseidon.run.roundtable import Roundtable
-from poseidon.run.watch import Watch
+from poseidon.run.watch import Watch, WatchedTeam
 from poseidon.run.welcome import Crew, batch_lines, cluster_lines, links_line, plan_lines
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.background import BackgroundWriter
@@ -139,6 +139,7 @@ class _Worker:
         with distribute(solver, self._transport, planned.plan, team, listener=options.watch.hear_comm) as distribution:
             if self._table.rank == 0 and distribution.carriers:
                 self._face.show([f"puts      by {distribution.carriers}"])
+            solver.team = WatchedTeam(solver.team, options.watch)
             try:
                 self._face.train(solver, resume)
             except PeerLost:
