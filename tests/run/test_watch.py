@@ -15,8 +15,9 @@ from poseidon.run import lookout
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.status import StatusFile, read_statuses, status_folder
 from poseidon.run.stuck import longest_wait_s, report, waited_for, waits_text
-from poseidon.run.watch import Watch
+from poseidon.run.watch import Watch, WatchedTeam
 from poseidon.solver import events
+from poseidon.solver.team import Alone
 from poseidon.transport.base import Peer
 from poseidon.transport.vitals import MOST_FIGURES, Vitals
 from tests.run.jobs import built, plan_for, solver_param
@@ -168,3 +169,29 @@ def test_a_folder_that_others_can_enter_is_not_used(tmp_path):
     assert status_folder({"XDG_RUNTIME_DIR": str(tmp_path)}) is None
     StatusFile(None, "x").write({})
     assert read_statuses(None) == []
+
+
+def test_meetings_are_waited_for_by_those_who_came():
+    """All come to meetings in one order: who has come to fewer is waited for."""
+    vitals = {
+        0: Vitals(5, "RING b", 13, "the mean of what is shown", 0, 31.0, {"met": 7}),
+        1: Vitals(5, "RING b", 13, "", 0, 0.0, {"met": 6}),
+        2: Vitals(5, "RING b", 13, "the mean of what is shown", 0, 30.0, {"met": 7}),
+    }
+    assert waited_for(0, vitals) == [1]
+    assert waited_for(2, vitals) == [1]
+
+
+def test_a_watched_team_counts_its_meetings():
+    watch = Watch()
+    seen = []
+
+    class Slow(Alone):
+        def meet(self):
+            seen.append(watch.vitals())
+
+    team = WatchedTeam(Slow(), watch)
+    team.meet()
+    assert team.mean([torch.ones(1)]) == [torch.ones(1)]
+    assert (seen[0].waits_for, seen[0].figures["met"]) == ("a meeting of all", 1.0)
+    assert (watch.vitals().waits_for, watch.vitals().figures["met"]) == ("", 2.0)
