@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json(200, {"name": self.server.name})
         elif self.path in _PAGE:
             name, kind = _PAGE[self.path]
-            self._send(200, resources.files("poseidon.cli").joinpath("page", name).read_bytes(), kind)
+            self._send(200, (resources.files("poseidon.cli") / "page" / name).read_bytes(), kind)
         else:
             self._send_json(404, {"error": "there is nothing here"})
 

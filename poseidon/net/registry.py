@@ -7,7 +7,7 @@ without touching this code (plugins.py). Names are Caffe's (`Convolution`, `Inne
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from torch import nn
 
@@ -58,7 +58,7 @@ def _installed(type_name: str) -> type[Layer] | None:
             raise NetError(
                 f"layer type {type_name!r}: the installed plug-in offers {offered!r}, expected a Layer class"
             )
-        register(type_name)(offered)
+        register(type_name)(cast("type[Layer]", offered))
     return _LAYERS[type_name]
 
 
