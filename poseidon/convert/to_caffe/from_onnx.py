@@ -12,10 +12,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from poseidon.convert.to_caffe import onnx_arithmetic, onnx_layers  # noqa: F401  (fill the table)
 from poseidon.convert.to_caffe.builder import Inexpressible, NetBuilder, Value
 from poseidon.convert.to_caffe.from_torch import inexpressible
+from poseidon.convert.to_caffe.onnx_constants import fold_constants
 from poseidon.convert.to_caffe.onnx_file import array_of, read_onnx
-from poseidon.convert.to_caffe.onnx_operators import OPERATORS, Node, fold_constants
+from poseidon.convert.to_caffe.onnx_table import OPERATORS, Node
 from poseidon.convert.to_onnx.model import require_onnx
 from poseidon.errors import ConvertError, UsageError
 from poseidon.net.layer import Shape

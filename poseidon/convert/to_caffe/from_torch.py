@@ -24,8 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from poseidon.convert.to_caffe import torch_arithmetic, torch_layers  # noqa: F401  (fill the table)
 from poseidon.convert.to_caffe.builder import Inexpressible, NetBuilder, Value
-from poseidon.convert.to_caffe.torch_functions import CONSTANT, FUNCTIONS, SILENT
+from poseidon.convert.to_caffe.torch_table import CONSTANT, FUNCTIONS, SILENT
 from poseidon.errors import ConvertError, UsageError, WeightsError
 from poseidon.net.layer import Shape
 
