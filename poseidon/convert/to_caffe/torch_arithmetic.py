@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from poseidon.convert.to_caffe import operations as ops
-from poseidon.convert.to_caffe.builder import Inexpressible, Value
+from poseidon.convert.to_caffe.builder import Inexpressible, NetBuilder, Value
 from poseidon.convert.to_caffe.torch_table import function
 from poseidon.spec import caffe_pb2
 
@@ -20,72 +20,72 @@ def _operand(value: Any) -> Any:
 
 # -- arithmetic -----------------------------------------------------------------------------------------------------
 @function("add", "__add__", "__radd__", "__iadd__")
-def add(net, name, input, other, alpha=1):
+def add(net: NetBuilder, name: str, input: Any, other: Any, alpha: Any = 1) -> Value:
     return ops.add(net, name, _operand(input), _operand(other), float(alpha))
 
 
 @function("sub", "__sub__", "__isub__", "subtract")
-def sub(net, name, input, other, alpha=1):
+def sub(net: NetBuilder, name: str, input: Any, other: Any, alpha: Any = 1) -> Value:
     return ops.add(net, name, _operand(input), _operand(other), -float(alpha))
 
 
 @function("rsub", "__rsub__")
-def rsub(net, name, input, other, alpha=1):
+def rsub(net: NetBuilder, name: str, input: Any, other: Any, alpha: Any = 1) -> Value:
     return ops.add(net, name, _operand(other), _operand(input), -float(alpha))
 
 
 @function("mul", "__mul__", "__rmul__", "__imul__", "multiply")
-def mul(net, name, input, other):
+def mul(net: NetBuilder, name: str, input: Any, other: Any) -> Value:
     return ops.multiply(net, name, _operand(input), _operand(other))
 
 
 @function("div", "__truediv__", "true_divide", "divide", "__itruediv__")
-def div(net, name, input, other, rounding_mode=None):
+def div(net: NetBuilder, name: str, input: Any, other: Any, rounding_mode: Any = None) -> Value:
     if rounding_mode is not None:
         raise Inexpressible("rounds")
     return ops.divide(net, name, _operand(input), _operand(other))
 
 
 @function("__rtruediv__", "__rdiv__")
-def rdiv(net, name, input, other):
+def rdiv(net: NetBuilder, name: str, input: Any, other: Any) -> Value:
     return ops.divide(net, name, _operand(other), _operand(input))
 
 
 @function("neg", "__neg__", "negative")
-def neg(net, name, input):
+def neg(net: NetBuilder, name: str, input: Value) -> Value:
     return ops.affine(net, name, input, scale=-1.0)
 
 
 @function("pow", "__pow__")
-def pow_(net, name, input, exponent):
+def pow_(net: NetBuilder, name: str, input: Value, exponent: Any) -> Value:
     if not isinstance(exponent, (int, float)):
         raise Inexpressible("has an exponent that is a tensor")
     return ops.affine(net, name, input, power=float(exponent))
 
 
 @function("square")
-def square(net, name, input):
+def square(net: NetBuilder, name: str, input: Value) -> Value:
     return ops.affine(net, name, input, power=2.0)
 
 
 @function("sqrt")
-def sqrt(net, name, input):
+def sqrt(net: NetBuilder, name: str, input: Value) -> Value:
     return ops.affine(net, name, input, power=0.5)
 
 
 @function("rsqrt")
-def rsqrt(net, name, input):
+def rsqrt(net: NetBuilder, name: str, input: Value) -> Value:
     return ops.affine(net, name, input, power=-0.5)
 
 
 @function("maximum")
-def maximum(net, name, input, other):
+def maximum(net: NetBuilder, name: str, input: Any, other: Any) -> Value:
     return ops.maximum(net, name, _operand(input), _operand(other))
 
 
 # -- shapes ---------------------------------------------------------------------------------------------------------
 @function("flatten")
-def flatten(net, name, input, start_dim=0, end_dim=-1):
+def flatten(net: NetBuilder, name: str, input: Value, start_dim: Any = 0, end_dim: Any = -1) -> Value:
     return ops.flatten(net, name, input, start_dim, end_dim)
 
 
@@ -98,12 +98,12 @@ def _known_shape(input: Value, dims: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 @function("reshape", "view")
-def reshape(net, name, input, *shape, **named):
+def reshape(net: NetBuilder, name: str, input: Value, *shape: Any, **named: Any) -> Value:
     return ops.reshape(net, name, input, _known_shape(input, shape or (named["shape"],)))
 
 
 @function("unflatten")
-def unflatten(net, name, input, dim, sizes):
+def unflatten(net: NetBuilder, name: str, input: Value, dim: Any, sizes: Any) -> Value:
     axis = dim % input.rank
     inner = list(sizes)
     if -1 in inner:
@@ -112,48 +112,50 @@ def unflatten(net, name, input, dim, sizes):
 
 
 @function("squeeze")
-def squeeze(net, name, input, dim=None):
+def squeeze(net: NetBuilder, name: str, input: Value, dim: Any = None) -> Value:
     dims = range(input.rank) if dim is None else [d % input.rank for d in ([dim] if isinstance(dim, int) else dim)]
     kept = [n for axis, n in enumerate(input.shape) if axis not in dims or n != 1]
     return ops.reshape(net, name, input, kept)
 
 
 @function("unsqueeze")
-def unsqueeze(net, name, input, dim):
+def unsqueeze(net: NetBuilder, name: str, input: Value, dim: Any) -> Value:
     axis = dim % (input.rank + 1)
     return ops.reshape(net, name, input, (*input.shape[:axis], 1, *input.shape[axis:]))
 
 
 @function("permute")
-def permute(net, name, input, *dims):
+def permute(net: NetBuilder, name: str, input: Value, *dims: Any) -> Value:
     return ops.permute(net, name, input, dims[0] if len(dims) == 1 and not isinstance(dims[0], int) else dims)
 
 
 @function("transpose", "swapaxes")
-def transpose(net, name, input, dim0, dim1):
+def transpose(net: NetBuilder, name: str, input: Value, dim0: Any, dim1: Any) -> Value:
     order = list(range(input.rank))
     order[dim0], order[dim1] = order[dim1], order[dim0]
     return ops.permute(net, name, input, order)
 
 
 @function("T", "mT")
-def transposed(net, name, input):
+def transposed(net: NetBuilder, name: str, input: Value) -> Value:
     return ops.permute(net, name, input, [*range(input.rank - 2), input.rank - 1, input.rank - 2])
 
 
 @function("cat", "concat", "concatenate")
-def cat(net, name, tensors, dim=0):
+def cat(net: NetBuilder, name: str, tensors: Any, dim: Any = 0) -> Value:
     return ops.concat(net, name, tensors, dim)
 
 
 @function("chunk")
-def chunk(net, name, input, chunks, dim=0):
+def chunk(net: NetBuilder, name: str, input: Value, chunks: Any, dim: Any = 0) -> list[Value]:
     size = -(-input.shape[dim] // chunks)
     return split(net, name, input, size, dim)
 
 
 @function("split")
-def split(net, name, tensor, split_size_or_sections=None, dim=0, **named):
+def split(
+    net: NetBuilder, name: str, tensor: Value, split_size_or_sections: Any = None, dim: Any = 0, **named: Any
+) -> list[Value]:
     sections = named.get("split_size", split_size_or_sections)
     extent = tensor.shape[dim]
     if isinstance(sections, int):
@@ -162,12 +164,12 @@ def split(net, name, tensor, split_size_or_sections=None, dim=0, **named):
 
 
 @function("narrow")
-def narrow(net, name, input, dim, start, length):
+def narrow(net: NetBuilder, name: str, input: Value, dim: Any, start: Any, length: Any) -> Value:
     return ops.narrow(net, name, input, dim % input.rank, start, start + length)
 
 
 @function("__getitem__")
-def getitem(net, name, input, index):
+def getitem(net: NetBuilder, name: str, input: Value, index: Any) -> Value:
     cuts = index if isinstance(index, tuple) else (index,)
     if any(not isinstance(cut, (slice, int, type(None), type(...))) for cut in cuts):
         raise Inexpressible("is indexed by a tensor")
@@ -201,10 +203,10 @@ def _axes(dim: Any) -> list[int]:
 
 
 @function("mean")
-def mean(net, name, input, dim=None, keepdim=False, **_):
+def mean(net: NetBuilder, name: str, input: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Value:
     return ops.reduce(net, name, input, _axes(dim), keepdim, _Reduction.MEAN)
 
 
 @function("sum")
-def sum_(net, name, input, dim=None, keepdim=False, **_):
+def sum_(net: NetBuilder, name: str, input: Value, dim: Any = None, keepdim: bool = False, **_: Any) -> Value:
     return ops.reduce(net, name, input, _axes(dim), keepdim, _Reduction.SUM)

@@ -23,7 +23,17 @@ def _each(value: Any, count: int) -> tuple[int, ...]:
 
 # -- windows --------------------------------------------------------------------------------------------------------
 @function("conv1d", "conv2d", "conv3d")
-def conv(net, name, input, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+def conv(
+    net: NetBuilder,
+    name: str,
+    input: Value,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: Any = 1,
+) -> Value:
     axes = weight.ndim - 2
     stride, dilation = _each(stride, axes), _each(dilation, axes)
     kernel = weight.shape[2:]
@@ -39,7 +49,18 @@ def conv(net, name, input, weight, bias=None, stride=1, padding=0, dilation=1, g
 
 
 @function("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-def conv_transpose(net, name, input, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+def conv_transpose(
+    net: NetBuilder,
+    name: str,
+    input: Value,
+    weight: Any,
+    bias: Any = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: Any = 1,
+    dilation: Any = 1,
+) -> Value:
     axes = weight.ndim - 2
     if any(_each(output_padding, axes)):
         raise Inexpressible("has output_padding, which Caffe's Deconvolution lacks")
@@ -61,8 +82,16 @@ def _pool_taps(kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_
 
 @function("max_pool2d")
 def max_pool2d(
-    net, name, input, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=False
-):
+    net: NetBuilder,
+    name: str,
+    input: Value,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Value:
     if return_indices:
         raise Inexpressible("gives indices")
     return windows.max_pool(net, name, input, _pool_taps(kernel_size, stride, padding, dilation, ceil_mode))
@@ -70,16 +99,16 @@ def max_pool2d(
 
 @function("avg_pool2d")
 def avg_pool2d(
-    net,
-    name,
-    input,
-    kernel_size,
-    stride=None,
-    padding=0,
-    ceil_mode=False,
-    count_include_pad=True,
-    divisor_override=None,
-):
+    net: NetBuilder,
+    name: str,
+    input: Value,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Value:
     taps = _pool_taps(kernel_size, stride, padding, 1, ceil_mode)
     divisors = windows.included_divisors(taps, input.shape[2:], padding=count_include_pad)
     if divisor_override:
@@ -102,17 +131,29 @@ def _adaptive(net: NetBuilder, name: str, x: Value, output_size: Any, method: in
 
 
 @function("adaptive_avg_pool2d")
-def adaptive_avg_pool2d(net, name, input, output_size):
+def adaptive_avg_pool2d(net: NetBuilder, name: str, input: Value, output_size: Any) -> Value:
     return _adaptive(net, name, input, output_size, _Pool.AVE)
 
 
 @function("adaptive_max_pool2d")
-def adaptive_max_pool2d(net, name, input, output_size, return_indices=False):
+def adaptive_max_pool2d(
+    net: NetBuilder, name: str, input: Value, output_size: Any, return_indices: bool = False
+) -> Value:
+    if return_indices:
+        raise Inexpressible("gives indices")
     return _adaptive(net, name, input, output_size, _Pool.MAX)
 
 
 @function("interpolate", "upsample")
-def interpolate(net, name, input, size=None, scale_factor=None, mode="nearest", **_):
+def interpolate(
+    net: NetBuilder,
+    name: str,
+    input: Value,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: Any = "nearest",
+    **_: Any,
+) -> Value:
     wanted = (
         _each(size, 2)
         if size is not None
@@ -133,7 +174,7 @@ def interpolate(net, name, input, size=None, scale_factor=None, mode="nearest", 
 
 
 @function("pad")
-def pad(net, name, input, pad, mode="constant", value=None):
+def pad(net: NetBuilder, name: str, input: Value, pad: Any, mode: Any = "constant", value: Any = None) -> Value:
     if mode != "constant" or value:
         raise Inexpressible("pads with something else than zeros")
     before, after = [0] * input.rank, [0] * input.rank
@@ -144,34 +185,46 @@ def pad(net, name, input, pad, mode="constant", value=None):
 
 # -- dense, normalisation -------------------------------------------------------------------------------------------
 @function("linear")
-def linear(net, name, input, weight, bias=None):
+def linear(net: NetBuilder, name: str, input: Value, weight: Any, bias: Any = None) -> Value:
     return ops.linear(net, name, input, weight, bias)
 
 
 @function("matmul", "mm", "__matmul__")
-def matmul(net, name, input, other):
+def matmul(net: NetBuilder, name: str, input: Any, other: Any) -> Value:
     if not (isinstance(input, Value) and isinstance(other, np.ndarray) and other.ndim == 2):
         raise Inexpressible("multiplies matrices that are not blob times parameter")
     return ops.linear(net, name, input, np.ascontiguousarray(other.T), None)
 
 
 @function("addmm")
-def addmm(net, name, input, mat1, mat2, beta=1, alpha=1):
+def addmm(net: NetBuilder, name: str, input: Any, mat1: Any, mat2: Any, beta: Any = 1, alpha: Any = 1) -> Value:
     if beta != 1 or alpha != 1 or isinstance(input, Value):
         raise Inexpressible("scales or adds a blob")
     return ops.add(net, f"{name}_bias", matmul(net, name, mat1, mat2), input)
 
 
 @function("embedding")
-def embedding(net, name, input, weight, padding_idx=None, *_, **__):
+def embedding(
+    net: NetBuilder, name: str, input: Value, weight: Any, padding_idx: Any = None, *_: Any, **__: Any
+) -> Value:
     options = {"input_dim": weight.shape[0], "num_output": weight.shape[1], "bias_term": False}
     return net.add("Embed", name, [input], [weight], embed_param=options)[0]
 
 
 @function("batch_norm")
 def batch_norm(
-    net, name, input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, *_
-):
+    net: NetBuilder,
+    name: str,
+    input: Value,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: Any = 1e-5,
+    *_: Any,
+) -> Value:
     if training or running_mean is None:
         raise Inexpressible("normalises with the batch's own statistics; call the model in eval mode")
     y = ops.batch_norm(net, name, input, running_mean, running_var, eps)
@@ -182,13 +235,17 @@ def batch_norm(
 
 
 @function("local_response_norm")
-def local_response_norm(net, name, input, size, alpha=1e-4, beta=0.75, k=1.0):
+def local_response_norm(
+    net: NetBuilder, name: str, input: Value, size: Any, alpha: Any = 1e-4, beta: Any = 0.75, k: Any = 1.0
+) -> Value:
     options = {"local_size": size, "alpha": alpha, "beta": beta, "k": k}
     return net.add("LRN", name, [input], lrn_param=options)[0]
 
 
 @function("dropout", "dropout2d", "dropout1d", "feature_dropout")
-def dropout(net, name, input, p=0.5, training=True, inplace=False):
+def dropout(
+    net: NetBuilder, name: str, input: Value, p: Any = 0.5, training: bool = True, inplace: bool = False
+) -> Value:
     return net.add("Dropout", name, [input], dropout_param={"dropout_ratio": p})[0]
 
 
@@ -210,58 +267,60 @@ function("silu")(_plain("Swish"))
 
 
 @function("leaky_relu")
-def leaky_relu(net, name, input, negative_slope=0.01, inplace=False):
+def leaky_relu(net: NetBuilder, name: str, input: Value, negative_slope: Any = 0.01, inplace: bool = False) -> Value:
     return net.add("ReLU", name, [input], relu_param={"negative_slope": negative_slope})[0]
 
 
 @function("elu")
-def elu(net, name, input, alpha=1.0, inplace=False):
+def elu(net: NetBuilder, name: str, input: Value, alpha: Any = 1.0, inplace: bool = False) -> Value:
     return net.add("ELU", name, [input], elu_param={"alpha": alpha})[0]
 
 
 @function("prelu")
-def prelu(net, name, input, weight):
+def prelu(net: NetBuilder, name: str, input: Value, weight: Any) -> Value:
     return ops.prelu(net, name, input, weight)
 
 
 @function("softplus")
-def softplus(net, name, input, beta=1, threshold=20):
+def softplus(net: NetBuilder, name: str, input: Value, beta: Any = 1, threshold: Any = 20) -> Value:
     if beta != 1:
         raise Inexpressible("has a beta other than 1")
     return net.add("BNLL", name, [input])[0]
 
 
 @function("relu6")
-def relu6(net, name, input, inplace=False):
+def relu6(net: NetBuilder, name: str, input: Value, inplace: bool = False) -> Value:
     return ops.clip(net, name, input, 0.0, 6.0)
 
 
 @function("hardtanh")
-def hardtanh(net, name, input, min_val=-1.0, max_val=1.0, inplace=False):
+def hardtanh(
+    net: NetBuilder, name: str, input: Value, min_val: Any = -1.0, max_val: Any = 1.0, inplace: bool = False
+) -> Value:
     return ops.clip(net, name, input, min_val, max_val)
 
 
 @function("clamp", "clip")
-def clamp(net, name, input, min=None, max=None):
+def clamp(net: NetBuilder, name: str, input: Value, min: Any = None, max: Any = None) -> Value:
     return ops.clip(net, name, input, min, max)
 
 
 @function("hardsigmoid")
-def hardsigmoid(net, name, input, inplace=False):
+def hardsigmoid(net: NetBuilder, name: str, input: Value, inplace: bool = False) -> Value:
     shifted = ops.affine(net, f"{name}_shifted", input, shift=3.0)
     return ops.affine(net, name, ops.clip(net, f"{name}_clipped", shifted, 0.0, 6.0), scale=1 / 6)
 
 
 @function("hardswish")
-def hardswish(net, name, input, inplace=False):
+def hardswish(net: NetBuilder, name: str, input: Value, inplace: bool = False) -> Value:
     return ops.multiply(net, name, input, hardsigmoid(net, f"{name}_gate", input))
 
 
 @function("softmax")
-def softmax(net, name, input, dim=None, *_, **__):
+def softmax(net: NetBuilder, name: str, input: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
     return net.add("Softmax", name, [input], softmax_param={"axis": dim % input.rank})[0]
 
 
 @function("log_softmax")
-def log_softmax(net, name, input, dim=None, *_, **__):
+def log_softmax(net: NetBuilder, name: str, input: Value, dim: Any = None, *_: Any, **__: Any) -> Value:
     return net.add("Log", name, [softmax(net, f"{name}_softmax", input, dim)])[0]

@@ -3,12 +3,18 @@ steps are the body of a Scan. States that the net does not expose begin at zero 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from poseidon.convert.extents import Dims
 from poseidon.convert.to_onnx.builder import Emission, GraphBuilder
 from poseidon.net.layer import count_of
 from poseidon.net.layers.recurrent import Recurrent
+
+# From the gates' inputs and the states kept: the states after the step, hidden values first.
+Step = Callable[[Emission, str, list[str]], list[str]]
 
 
 def lstm(e: Emission) -> list[str]:
@@ -30,7 +36,7 @@ def lstm_unit(e: Emission) -> list[str]:
     return [new_cell, hidden]
 
 
-def _recurrent(e: Emission, step) -> list[str]:
+def _recurrent(e: Emission, step: Step) -> list[str]:
     """Top 0 (of the states, for an RNN the hidden ones), then the states after the last step if they are exposed."""
     layer = e.layer
     assert isinstance(layer, Recurrent)
@@ -44,7 +50,7 @@ def _recurrent(e: Emission, step) -> list[str]:
         shape = e.op("Concat", e.extent_of(e.inputs[1], 1), e.integers([num_output]), axis=0)
         states = [e.op("Expand", e.number(0), shape)] * num_states
     weight = e.constant(e.param_value(step_index).T, f"{layer.name}.{step_index}")
-    body = _body(e, weight, num_states, num_output, step)
+    body = _body(e, weight, num_states, step)
     results = e.ops("Scan", *states, projected, cont, num_outputs=num_states + 1, body=body, num_scan_inputs=2)
     tops = [results[-1]]
     if layer.exposes_states:
@@ -64,7 +70,7 @@ def _projected(e: Emission, layer: Recurrent) -> str:
     return e.op("Add", y, e.op("MatMul", static, e.constant(e.param_value(2).T, f"{layer.name}.2")))
 
 
-def _body(e: Emission, weight: str, num_states: int, num_output: int, step):
+def _body(e: Emission, weight: str, num_states: int, step: Step) -> tuple[GraphBuilder, Any]:
     """One step as a graph: states, gates' inputs and cont in; states and the step's hidden values out."""
     from onnx import TensorProto, helper
 

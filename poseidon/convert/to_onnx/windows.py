@@ -8,6 +8,7 @@ bottom sees zeros there (Caffe's rounding towards zero): more padding behind.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
@@ -40,7 +41,7 @@ def im2col(e: Emission) -> str:
     return _folded(e, 0, axis, lambda x, dims: _convolve(e, x, dims, weight, None, window, num_channels))
 
 
-def _windowed(e: Emission, run) -> list[str]:
+def _windowed(e: Emission, run: Callable[..., str]) -> list[str]:
     assert isinstance(e.layer, ConvolutionBase)
     options = e.spec.convolution_param
     weight = e.param_value(0)
@@ -53,7 +54,7 @@ def _windowed(e: Emission, run) -> list[str]:
     ]
 
 
-def _folded(e: Emission, index: int, axis: int, run) -> str:
+def _folded(e: Emission, index: int, axis: int, run: Callable[[str, Dims], str]) -> str:
     """Runs on N × C × spatial, the axes before the channels made one."""
     x, dims = e.inputs[index], e.bottoms[index]
     if axis == 1:

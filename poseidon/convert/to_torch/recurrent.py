@@ -19,7 +19,7 @@ def lstm_unit(w: Writing) -> str:
     return f"{w.part(parts.lstm_unit)}({', '.join(w.inputs)})"
 
 
-def _recurrent(w: Writing, part, behind: dict[str, int]) -> str:
+def _recurrent(w: Writing, part: type, behind: dict[str, int]) -> str:
     """`behind`: parameters of the module by their place among the layer's blobs, from the end."""
     layer = w.layer
     assert isinstance(layer, Recurrent)

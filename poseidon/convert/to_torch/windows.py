@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from poseidon.convert.to_torch import parts
@@ -85,7 +87,7 @@ def _overhung(x: str, window: Window, spatial: tuple[int, ...]) -> str:
     return f"F.pad({x}, {tuple(n for over in reversed(overhang) for n in (0, over))})"
 
 
-def _folded(w: Writing, x: str, axis: int):
+def _folded(w: Writing, x: str, axis: int) -> tuple[str, Callable[[str], str]]:
     """The axes before the channels made one, and how to have them back."""
     if axis == 1:
         return x, lambda y: y
