@@ -1,7 +1,8 @@
 """FACTORS: sufficient factor broadcasting for a fully-connected layer.
 
-Each worker has K rows of u (K × M) and v (K × N) with ∂loss/∂W = uᵀ v. They are gathered from all workers, in rank
-order, and one product over the P·K rows gives everybody the same sum, the bias's among them (the sum of u's rows).
+Each worker has K rows of u (K × M) and v (K × N) with ∂loss/∂W = uᵀ v. They are gathered from all workers, in one Send
+or in several of some rows each, and one product over the P·K rows, in an order that is the same everywhere, gives
+everybody the same sum, the bias's among them (the sum of u's rows).
 
 K is agreed beforehand: the rows of all layers that share the weight, over all passes of an iteration. A worker that has
 fewer (a Filter before the layer, a pass that did not reach it) fills up with zeros, which add nothing.
@@ -9,6 +10,7 @@ fewer (a Filter before the layer, a pass that did not reach it) fills up with ze
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -100,18 +102,6 @@ class FactorExchange(Exchange):
         assert self._final is not None, "the weight is offered before its unit begins"
         return self._final
 
-    def rebuilt(self, blocks: Sequence[Tensor]) -> list[Part]:
-        """The sums over all workers, from everybody's factors as they lie in memory, in rank order."""
-        num_rows = self.layout.num_rows
-        cut = num_rows * self.num_outputs
-        u = torch.cat([block[:cut].view(num_rows, self.num_outputs) for block in blocks])
-        v = torch.cat([block[cut:].view(num_rows, self.num_inputs) for block in blocks])
-        weight, *bias = self.members
-        grad = self.product(v, u) if self.layout.transposed else self.product(u, v)
-        parts = [Part(weight, weight.whole, grad.view(-1))]
-        parts += [Part(member, member.whole, u.sum(0)) for member in bias]
-        return parts
-
     def _room(self) -> Collected:
         num_rows = self.layout.num_rows
         memory = self.members[0].value.new_empty(num_rows * (self.num_outputs + self.num_inputs))
@@ -120,8 +110,15 @@ class FactorExchange(Exchange):
 
 
 class Factors(FactorExchange):
+    """A Send gathers some of the rows; with the last to arrive comes the sum."""
+
+    def __init__(self, wiring: Wiring, layout: FactorLayout) -> None:
+        super().__init__(wiring, layout)
+        self._arriving = threading.Lock()  # guards the next
+        self._gathered: dict[Send, list[Tensor]] = {}
+
     def begin(self, send: Send) -> tuple[list[Tensor], Work]:
-        mine = self.final().memory
+        mine = self.block(send)
         blocks = [torch.empty_like(mine) for _ in range(self.transport.size)]
         blocks[self.transport.rank] = mine
         return blocks, all_gather(self.transport, blocks, tag=self.tag(send))
@@ -129,4 +126,34 @@ class Factors(FactorExchange):
     def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
         blocks, work = token
         work.wait()
-        return self.rebuilt(blocks)
+        with self._arriving:
+            self._gathered[send] = blocks
+            if len(self._gathered) < len(self.sends):
+                return []
+            gathered, self._gathered = self._gathered, {}
+        return self.summed([gathered[send] for send in self.sends])
+
+    def block(self, send: Send) -> Tensor:
+        """This worker's part of a Send: its rows of u, then those of v, in one run of memory."""
+        final = self.final()
+        first, last = send.rows(self.num_elems, self.layout.num_rows)
+        if last - first == self.layout.num_rows:
+            return final.memory
+        return torch.cat((final.u[first:last].reshape(-1), final.v[first:last].reshape(-1)))
+
+    def summed(self, gathered: Sequence[Sequence[Tensor]]) -> list[Part]:
+        """The sums over all workers, from what each Send has gathered: everybody's block of it, in rank order."""
+        u_rows, v_rows = [], []
+        for rank in range(self.transport.size):
+            for send, blocks in zip(self.sends, gathered, strict=True):
+                first, last = send.rows(self.num_elems, self.layout.num_rows)
+                sizes = (last - first) * self.num_outputs, (last - first) * self.num_inputs
+                u, v = blocks[rank][: sum(sizes)].split(sizes)
+                u_rows.append(u.view(-1, self.num_outputs))
+                v_rows.append(v.view(-1, self.num_inputs))
+        u, v = torch.cat(u_rows), torch.cat(v_rows)
+        weight, *bias = self.members
+        grad = self.product(v, u) if self.layout.transposed else self.product(u, v)
+        parts = [Part(weight, weight.whole, grad.view(-1))]
+        parts += [Part(member, member.whole, u.sum(0)) for member in bias]
+        return parts

@@ -8,20 +8,21 @@ gradient of this iteration, summed by its owners in rank order and handed out: d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from poseidon.comm.exchange import Wiring
-from poseidon.comm.factors import Collected, FactorExchange, FactorLayout
+from poseidon.comm.factors import FactorLayout, Factors
 from poseidon.comm.part import Member, Part
 from poseidon.plan import Send
-from poseidon.transport import Work
 from poseidon.transport.collectives import all_gather, reduce_shards, shards_of
 
-_FACTORS, _PUSH, _PULL = 0, 1, 2
+_PUSH, _PULL = 1, 2  # channel 0 carries factors
 
 
-class FreeFactors(FactorExchange):
+class FreeFactors(Factors):
     """`num_dense` counts the iterations that had to go on with the dense gradient, on all workers alike.
 
     Sums come multiplied by `scale`: on K rows of u that costs next to nothing, on a weight's gradient a pass over it.
@@ -54,22 +55,22 @@ class FreeFactors(FactorExchange):
             self._offered.clear()
             self._final_dense, self._coming_dense = self._coming_dense, {}
 
-    def begin(self, send: Send) -> tuple[list[Tensor], Work]:
-        mine = self.final().memory
-        mine[-1] = float(bool(self._final_dense))
-        blocks = [torch.empty_like(mine) for _ in range(self.transport.size)]
-        blocks[self.transport.rank] = mine
-        return blocks, all_gather(self.transport, blocks, tag=self.tag(send, _FACTORS))
+    def block(self, send: Send) -> Tensor:
+        """With the last Send goes the flag."""
+        block = super().block(send)
+        if send != self.sends[-1]:
+            return block
+        return torch.cat((block, block.new_full((1,), float(bool(self._final_dense)))))
 
-    def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
-        blocks, work = token
-        work.wait()
-        if any(bool(block[-1]) for block in blocks):
-            return self._reduced_dense(send)
+    def summed(self, gathered: Sequence[Sequence[Tensor]]) -> list[Part]:
+        if any(bool(block[-1]) for block in gathered[-1]):
+            return self._reduced_dense(self.sends[-1])
         if self.scale != 1.0:
-            for block in blocks:
-                block[: self.layout.num_rows * self.num_outputs] *= self.scale
-        return self.rebuilt([block[:-1] for block in blocks])
+            for send, blocks in zip(self.sends, gathered, strict=True):
+                first, last = send.rows(self.num_elems, self.layout.num_rows)
+                for block in blocks:
+                    block[: (last - first) * self.num_outputs] *= self.scale
+        return super().summed(gathered)
 
     def drop(self) -> None:
         super().drop()
@@ -104,11 +105,3 @@ class FreeFactors(FactorExchange):
             Part(member, member.whole, elements[member.offset : member.offset + member.num_elems])
             for member in self.members
         ]
-
-    def _room(self) -> Collected:
-        """With an element more, for the flag."""
-        num_rows = self.layout.num_rows
-        sizes = (num_rows * self.num_outputs, num_rows * self.num_inputs, 1)
-        memory = self.members[0].value.new_empty(sum(sizes))
-        u, v, _ = memory.split(sizes)
-        return Collected(memory, u.view(num_rows, self.num_outputs), v.view(num_rows, self.num_inputs))

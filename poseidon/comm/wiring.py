@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from poseidon.comm.doubling import Doubling
 from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.factor_server import FactorServer
 from poseidon.comm.factors import FactorLayout, Factors
@@ -44,6 +45,7 @@ def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int) -> Exchange:
     narrow = _narrow_dtype(wire, wiring)
     makers: dict[Scheme, Callable[[], Exchange]] = {
         Scheme.RING: lambda: ring_exchange(wiring, wire),
+        Scheme.DOUBLING: lambda: _dense(wiring, Doubling),
         Scheme.SERVER: lambda: _dense(wiring, Server if narrow is None else partial(NarrowServer, dtype=narrow)),
         Scheme.FACTORS: lambda: Factors(wiring, _layout(net, wiring, iter_size)),
         Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, _layout(net, wiring, iter_size), narrow),

@@ -27,7 +27,7 @@ class Bundle:
     @property
     def schemes(self) -> tuple[Scheme, ...]:
         """The ways it can travel, simplest first."""
-        ways = [Scheme.RING, Scheme.SERVER]
+        ways = [Scheme.RING, Scheme.DOUBLING, Scheme.SERVER]
         if self.params[0].factors is not None:
             ways += [Scheme.FACTORS, Scheme.FACTOR_SERVER]
         if self.params[0].rows is not None:

@@ -4,7 +4,8 @@
             rows stands alone, with the biases that ride on it. A unit's gradient is its parameters' gradients, flat,
             one after the other in the order of `params`. What does not learn is in one LOCAL unit, the last.
     order   the sends, in the order in which every worker starts them. The sends of a unit cover its elements once,
-            from first to last. FACTORS, ROWS and POWER_SGD are sent in one piece. The pieces of a FACTOR_SERVER unit
+            from first to last. ROWS, DOUBLING and POWER_SGD are sent in one piece. The pieces of a FACTORS unit are
+            rows, for each of which an even share of the elements stands (`Send.rows`). Those of a FACTOR_SERVER unit
             are slabs: its weight's elements are counted slice by slice along the larger dimension (of equal ones, the
             outputs), a piece has whole slices, and riding biases come with the last.
     barrier no update before all gradients are there (clip_gradients)
@@ -33,6 +34,7 @@ class Scheme(enum.Enum):
 
     LOCAL = "local"  # not at all
     RING = "ring"  # dense all-reduce; every worker updates
+    DOUBLING = "doubling"  # the same in few rounds, each with one partner: for what is small
     SERVER = "server"  # dense: shards pushed to their owners, updated there, pulled
     FACTORS = "factors"  # the factors of an inner product, gathered; every worker rebuilds and updates
     FACTOR_SERVER = "factor-server"  # factors pushed to the owners of slices, updated there, pulled dense
@@ -42,9 +44,10 @@ class Scheme(enum.Enum):
 
     @property
     def is_dense(self) -> bool:
-        return self in (Scheme.RING, Scheme.SERVER, Scheme.TREE)
+        return self in (Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.TREE)
 
 
+IN_ONE_PIECE = (Scheme.ROWS, Scheme.DOUBLING, Scheme.POWER_SGD)
 WIRES = ("fp32", "bf16", "fp16")
 COLLECTIVE, GPI = PATTERNS = ("collective", "gpi")
 PATTERN_SCHEMES = {
@@ -90,6 +93,21 @@ class Send:
     unit: int
     start: int
     stop: int
+
+    def rows(self, num_elems: int, num_rows: int) -> tuple[int, int]:
+        """The rows of factors it carries, of a FACTORS unit with so many elements and rows."""
+        number, grain_elems = row_grains(num_elems, num_rows)
+        if number == 1:
+            return 0, num_rows
+        return self.start // grain_elems, num_rows if self.stop == num_elems else self.stop // grain_elems
+
+
+def row_grains(num_elems: int, num_rows: int) -> tuple[int, int]:
+    """How a FACTORS unit can be cut: into how many grains, and how many elements stand for each.
+
+    A row is a grain; where there are more rows than elements, all of them are one.
+    """
+    return (num_rows, num_elems // num_rows) if num_rows <= num_elems else (1, num_elems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +174,7 @@ class CommPlan:
             if not 0 <= send.unit < len(self.units) or self.units[send.unit].scheme is Scheme.LOCAL:
                 raise PlanError(f"the order sends unit {send.unit}, which is no unit that travels")
             unit = self.units[send.unit]
-            in_one_piece = unit.scheme in (Scheme.FACTORS, Scheme.ROWS, Scheme.POWER_SGD)
+            in_one_piece = unit.scheme in IN_ONE_PIECE
             follows = send.start == reached[send.unit] and send.start < send.stop <= unit.num_elems
             if not follows or (in_one_piece and (send.start, send.stop) != (0, unit.num_elems)):
                 raise PlanError(

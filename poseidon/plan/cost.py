@@ -7,6 +7,7 @@ fp16 is asked for. Factors and rows always travel in full width. B = w · elemen
 Workers of a node combine through its memory, and one copy crosses the wire. A node sends, per iteration:
 
     RING            2 · B · (N − 1) / N                                       all-reduce among nodes; narrow: as SERVER
+    DOUBLING        e · elements · ⌈log2 P⌉                                   as RING where workers share nodes
     SERVER          B · (1 − x)  +  gather(B · x)                             push shards, pull them
     FACTORS         gather(e · g · K · (M + N'))
     FACTOR_SERVER   gather(e · g · K · S) + e · g · K · L · (1 − x)  +  gather(w · M · N' · x)
@@ -24,6 +25,10 @@ sends all blocks but its successor's, and receives all but its own. With one wor
 Under the pattern `gpi` workers put to workers, nodes or not: SERVER and TREE send 2 · B · g · (P − g) / P, in one step
 each way or in as many as the tree has levels; on each of them a worker waits for k puts, most of the time on the links
 of others.
+
+DOUBLING sums in pairs: in each of log2 P rounds two sums meet, whole and in full width, and are of twice as many
+workers afterwards. Workers beyond a power of two hand theirs to a partner before, and get the sum from it after: two
+messages more that follow one another.
 
 A bias that rides on a weight costs nothing beside that weight's factors.
 
@@ -50,8 +55,15 @@ from poseidon.plan.trees import tree_arity, tree_levels
 ROW_NUMBER_BYTES = 4
 PUT_S = 5e-5  # what a notified put takes of the processor, both its ends together
 
-# What a send is made of besides all-reduces: push and pull; one gather; two pushes and a pull; sizes and rows.
-_NUM_COLLECTIVES = {Scheme.SERVER: 2, Scheme.FACTORS: 1, Scheme.FACTOR_SERVER: 3, Scheme.ROWS: 2, Scheme.POWER_SGD: 2}
+# What a send is made of besides all-reduces: rounds; push and pull; one gather; two pushes and a pull; sizes and rows.
+_NUM_COLLECTIVES = {
+    Scheme.DOUBLING: 1,
+    Scheme.SERVER: 2,
+    Scheme.FACTORS: 1,
+    Scheme.FACTOR_SERVER: 3,
+    Scheme.ROWS: 2,
+    Scheme.POWER_SGD: 2,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,11 @@ class Load:
     factors: FactorShape | None = None
     rows: RowShape | None = None
     power: FactorShape | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of factors of one worker."""
+        return _factors_of(self).rows
 
     @property
     def num_slices(self) -> int:
@@ -184,6 +201,15 @@ class CostModel:
         num_nodes = self.cluster.num_nodes
         each = (2 * self.wire_bytes(load) * load.num_elems * (num_nodes - 1) / num_nodes,) * num_nodes
         return [Phase(each, each, 2 * (num_nodes - 1), 1.0, self._dense_memory(load))]
+
+    def _doubling(self, load: Load) -> list[Phase]:
+        if self._most_workers > 1:
+            return self._ring(load)
+        num_workers = self.cluster.num_workers
+        num_doublings = num_workers.bit_length() - 1
+        is_uneven = num_workers > 1 << num_doublings
+        each = (float(load.elem_bytes * load.num_elems * (num_doublings + is_uneven)),) * num_workers
+        return [Phase(each, each, num_doublings + 2 * is_uneven, 1.0)]
 
     def _server(self, load: Load) -> list[Phase]:
         others = self.cluster.num_nodes - 1
@@ -319,6 +345,7 @@ def _factors_of(load: Load) -> FactorShape:
 _PHASES: dict[Scheme, Callable[[CostModel, Load], list[Phase]]] = {
     Scheme.LOCAL: CostModel._local,
     Scheme.RING: CostModel._ring,
+    Scheme.DOUBLING: CostModel._doubling,
     Scheme.SERVER: CostModel._server,
     Scheme.FACTORS: CostModel._factors,
     Scheme.FACTOR_SERVER: CostModel._factor_server,

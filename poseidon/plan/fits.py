@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from poseidon.errors import PlanError
-from poseidon.plan.commplan import CommPlan, Scheme, Unit
-from poseidon.plan.profile import NetProfile, ParamProfile
+from poseidon.plan.commplan import CommPlan, Scheme, Unit, row_grains
+from poseidon.plan.profile import FactorShape, NetProfile, ParamProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +70,17 @@ def _check_structure(plan: CommPlan, unit: Unit, params: list[ParamProfile]) -> 
         )
     if unit.scheme.is_dense and len({param.elem_bytes for param in params}) > 1:
         raise PlanError(f"the plan fuses {', '.join(unit.params)}, whose elements differ in size: make a new plan")
-    if unit.scheme is Scheme.FACTOR_SERVER and first.factors is not None:
-        slice_elems = min(first.factors.outputs, first.factors.inputs)
-        if any(send.unit == unit.index and send.start % slice_elems for send in plan.order):
-            raise PlanError(f"the plan cuts {first.name} inside of a slice of {slice_elems} elements: make a new plan")
+    if first.factors is not None and not unit.scheme.is_dense:
+        what, grain_elems = _grain(unit, first.factors)
+        if any(send.unit == unit.index and send.start % grain_elems for send in plan.order):
+            raise PlanError(f"the plan cuts {first.name} inside of a {what} of {grain_elems} elements: make a new plan")
+
+
+def _grain(unit: Unit, factors: FactorShape) -> tuple[str, int]:
+    """What a unit of factors is not cut inside of."""
+    if unit.scheme is Scheme.FACTORS:
+        return "row", row_grains(unit.num_elems, factors.rows)[1]
+    return "slice", min(factors.outputs, factors.inputs)
 
 
 def _some(names: Iterable[str]) -> str:

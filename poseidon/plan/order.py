@@ -4,9 +4,9 @@ Fusing: dense bundles of one scheme and element size, neighbours among their lik
 until a unit has at least `fuse_bytes`. So a small bias or Scale goes with what becomes ready next to it, and the first
 layers' unit, which nobody can hide, is what is left over: small.
 
-Cutting: a dense unit above `chunk_bytes` becomes the fewest pieces of nearly equal length that are not above it. A
-FACTOR_SERVER unit can be cut too, if asked for: into slabs of whole slices of the larger dimension; the factor that
-every owner needs whole goes with the first.
+Cutting: a unit above `chunk_bytes` becomes the fewest pieces of nearly equal length that are not above it. FACTORS are
+cut into rows; what they send counts half, as a dense unit's bytes cross the link twice. FACTOR_SERVER is cut into slabs
+of whole slices of the larger dimension; the factor that every owner needs whole goes with the first.
 
 Order, one for all workers, made beforehand:
 
@@ -24,7 +24,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from poseidon.plan.bundles import Bundle
-from poseidon.plan.commplan import Scheme, Send
+from poseidon.plan.commplan import Scheme, Send, row_grains
 from poseidon.plan.cost import Cost, CostModel, Leg, Load
 from poseidon.plan.link import Link, Operation, operation
 from poseidon.plan.profile import ParamProfile
@@ -55,10 +55,19 @@ class Draft:
 
     @property
     def grains(self) -> Grains:
-        """What pieces are made of: elements, or slices."""
+        """What pieces are made of: elements, slices, or rows of factors, which share the unit's elements evenly."""
         if self.scheme is Scheme.FACTOR_SERVER:
             return Grains(self.load.num_slices, self.load.slice_elems)
+        if self.scheme is Scheme.FACTORS:
+            return Grains(*row_grains(self.load.num_elems, self.load.num_rows))
         return Grains(self.load.num_elems, 1)
+
+    @property
+    def grain_bytes(self) -> float:
+        """What a grain counts against `chunk_bytes`."""
+        if self.scheme is Scheme.FACTORS:
+            return self.cost.bytes_sent / 2 / self.grains.number
+        return self.grains.num_elems * self.load.elem_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +124,9 @@ def _draft(group: _Group, model: CostModel) -> Draft:
 
 def num_pieces(draft: Draft, chunk_bytes: float) -> int:
     """Into how many pieces a unit is to be cut; one, if `chunk_bytes` is infinite."""
-    grains = draft.grains
-    most = max(int(min(chunk_bytes / (grains.num_elems * draft.load.elem_bytes), grains.number)), 1)
-    return -(-grains.number // most)
+    number = draft.grains.number
+    most = max(int(min(chunk_bytes / draft.grain_bytes, number)), 1) if draft.grain_bytes else number
+    return -(-number // most)
 
 
 def cut(unit: int, draft: Draft, number: int, *, barrier: bool) -> list[Piece]:

@@ -4,6 +4,9 @@ Chosen together: the scheme of every bundle, from what size on small units are l
 the order. A candidate is played (`simulate.py`); of two that take equally long, the one with less time on the link
 counts, then the one with fewer sends, then the READY order, which no delay can upset.
 
+A small dense unit may go by DOUBLING, which takes fewer messages and more bytes: that is decided by its size once units
+are fused, where workers have nodes to themselves.
+
 Schemes: all combinations if they are few, most promising first, as long as a lower bound leaves hope; otherwise from
 two starts (fewest bytes; all RING) one decision is changed at a time while that helps. Bundles without structure then
 are one decision. Every candidate's sizes and orders are tried.
@@ -16,18 +19,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from poseidon.plan.bundles import Bundle, bundles_of
 from poseidon.plan.cluster import Cluster
 from poseidon.plan.commplan import CommPlan, Scheme, Send, Unit
 from poseidon.plan.cost import Cost, CostModel
+from poseidon.plan.link import operation
 from poseidon.plan.order import Draft, Order, Piece, cut, fuse, needed_order, num_pieces, ready_order
 from poseidon.plan.profile import NetProfile, ParamProfile
 from poseidon.plan.request import PlanRequest, allowed_schemes
 from poseidon.plan.simulate import Job, Passes, iteration_seconds
 
 MOST_STEPS = 5000  # combinations × what a simulation goes through: above that, all combinations would take seconds
+
+MOST_DOUBLED_BYTES = 1 << 21  # DOUBLING needs as much memory again
 
 Schemes = tuple[Scheme, ...]
 """One scheme per bundle."""
@@ -104,9 +110,11 @@ class Search:
         self._barrier = profile.needs_all_gradients
         self._compute_s = profile.compute_s
         self._costs = [{scheme: self._model.cost(scheme, b.load) for scheme in request.ways_of(b)} for b in bundles]
-        self._allowed = [
-            self._undominated(index, allowed) for index, allowed in enumerate(allowed_schemes(bundles, request))
-        ]
+        asked = allowed_schemes(bundles, request)
+        flat = max(cluster.node_workers) == 1
+        self._may_double = [flat and {Scheme.RING, Scheme.DOUBLING} <= set(allowed) for allowed in asked]
+        self._allowed = [self._undominated(index, allowed) for index, allowed in enumerate(asked)]
+        self._of_param = {param.name: index for index, bundle in enumerate(bundles) for param in bundle.params}
         self._layouts = [
             Layout(*sizes) for sizes in itertools.product(request.fuse_bytes, request.chunk_bytes, request.orders)
         ]
@@ -122,12 +130,15 @@ class Search:
     # -- what there is to decide ------------------------------------------------------------------------------------
     def _undominated(self, index: int, allowed: Schemes) -> Schemes:
         """Without a barrier RING and SERVER fill the link alike: only the better one is worth trying."""
+        if Scheme.RING in allowed:
+            allowed = tuple(scheme for scheme in allowed if scheme is not Scheme.DOUBLING)
         if self._barrier or not {Scheme.RING, Scheme.SERVER} <= set(allowed):
             return allowed
         ring, server = self._costs[index][Scheme.RING], self._costs[index][Scheme.SERVER]
-        if _no_worse(ring, server):
+        ring_s, server_s = self._model.send_s(Scheme.RING), self._model.send_s(Scheme.SERVER)
+        if _no_worse(ring, server) and ring_s <= server_s:
             return tuple(scheme for scheme in allowed if scheme is not Scheme.SERVER)
-        if _no_worse(server, ring):
+        if _no_worse(server, ring) and server_s <= ring_s:
             return tuple(scheme for scheme in allowed if scheme is not Scheme.RING)
         return allowed
 
@@ -224,25 +235,42 @@ class Search:
                 if (members, counts) in played:
                     continue
                 played.add((members, counts))
-                pieces = [
-                    cut(unit, draft, number, barrier=self._barrier)
-                    for unit, (draft, number) in enumerate(zip(drafts, counts, strict=True))
-                ]
                 for layout in cut_alike:
-                    trial = self._play(schemes, layout, drafts, pieces)
-                    if best is None or trial.rank < best.rank:
-                        best = trial
+                    for candidate in self._with_doubling(drafts, counts):
+                        trial = self._play(schemes, layout, candidate, counts)
+                        if best is None or trial.rank < best.rank:
+                            best = trial
         assert best is not None, "a request has candidates"
         return best
 
-    def _num_pieces(self, draft: Draft, chunk_bytes: float) -> int:
-        cuts_slices = draft.scheme is Scheme.FACTOR_SERVER and self._request.cuts_factor_server
-        return num_pieces(draft, chunk_bytes) if draft.scheme.is_dense or cuts_slices else 1
+    def _with_doubling(self, drafts: tuple[Draft, ...], counts: Sequence[int]) -> list[tuple[Draft, ...]]:
+        """The drafts as they are, and with the small ones by DOUBLING, if there are any."""
+        other = tuple(
+            self._doubled(draft) if number == 1 else draft for draft, number in zip(drafts, counts, strict=True)
+        )
+        return [drafts] if other == drafts else [drafts, other]
 
-    def _play(
-        self, schemes: Schemes, layout: Layout, drafts: tuple[Draft, ...], pieces: Sequence[list[Piece]]
-    ) -> Trial:
+    def _doubled(self, draft: Draft) -> Draft:
+        """By DOUBLING if that is over sooner, even if its bytes are counted twice: others wait for the link as well."""
+        may_double = all(self._may_double[self._of_param[param.name]] for param in draft.params)
+        num_bytes = draft.load.num_elems * draft.load.elem_bytes
+        if not (draft.scheme.is_dense and may_double and num_bytes <= MOST_DOUBLED_BYTES):
+            return draft
+        cost = self._model.cost(Scheme.DOUBLING, draft.load)
+        other, doubling = operation(draft.cost.push + draft.cost.pull, 1.0), operation(cost.push, 1.0)
+        if doubling.total_s + doubling.hold_s >= other.total_s + other.hold_s:
+            return draft
+        return replace(draft, scheme=Scheme.DOUBLING, cost=cost)
+
+    def _num_pieces(self, draft: Draft, chunk_bytes: float) -> int:
+        return 1 if self._request.keeps_whole(draft.scheme) else num_pieces(draft, chunk_bytes)
+
+    def _play(self, schemes: Schemes, layout: Layout, drafts: tuple[Draft, ...], counts: Sequence[int]) -> Trial:
         in_flight = self._request.in_flight
+        pieces = [
+            cut(unit, draft, number, barrier=self._barrier)
+            for unit, (draft, number) in enumerate(zip(drafts, counts, strict=True))
+        ]
         places = [draft.place for draft in drafts]
         if layout.order is Order.READY:
             order = ready_order(pieces, places)

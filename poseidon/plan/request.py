@@ -15,7 +15,16 @@ from dataclasses import dataclass
 
 from poseidon.errors import UsageError
 from poseidon.plan.bundles import Bundle
-from poseidon.plan.commplan import COLLECTIVE, GPI, PATTERN_SCHEMES, PATTERNS, WIRES, Scheme, parse_scheme
+from poseidon.plan.commplan import (
+    COLLECTIVE,
+    GPI,
+    IN_ONE_PIECE,
+    PATTERN_SCHEMES,
+    PATTERNS,
+    WIRES,
+    Scheme,
+    parse_scheme,
+)
 from poseidon.plan.order import Order
 
 MB = 1_000_000
@@ -38,8 +47,8 @@ class Override:
 class PlanRequest:
     """What is asked for.
 
-    `fuse_bytes`, `chunk_bytes` and `orders` are the candidates the planner tries. `cuts_factor_server`: the runtime can
-    send FACTOR_SERVER units in several pieces. `among`: the schemes the runtime has.
+    `fuse_bytes`, `chunk_bytes` and `orders` are the candidates the planner tries. `among`: the schemes the runtime has;
+    `whole`: those whose units it sends in one piece.
     """
 
     wire: str = "fp32"
@@ -49,9 +58,9 @@ class PlanRequest:
     fuse_bytes: tuple[float, ...] = (0, MB / 4, MB / 2, MB, 2 * MB, 4 * MB, 8 * MB, 16 * MB)
     chunk_bytes: tuple[float, ...] = (MB, 2 * MB, 4 * MB, 8 * MB, 16 * MB, float("inf"))
     orders: tuple[Order, ...] = (Order.READY, Order.NEEDED)
-    cuts_factor_server: bool = False
     among: tuple[Scheme, ...] = tuple(Scheme)
     pattern: str = COLLECTIVE
+    whole: tuple[Scheme, ...] = IN_ONE_PIECE
 
     def __post_init__(self) -> None:
         if self.pattern not in PATTERNS:
@@ -78,9 +87,14 @@ class PlanRequest:
                     f"the pattern {self.pattern!r} has the schemes {ways}, not {scheme.value}: choose one of them"
                 )
 
+    def keeps_whole(self, scheme: Scheme) -> bool:
+        """True if the runtime sends a unit of this scheme in one piece."""
+        return scheme in self.whole or (self.pattern == GPI and scheme is Scheme.FACTORS)
+
     def ways_of(self, bundle: Bundle) -> tuple[Scheme, ...]:
         """How a bundle can travel under this pattern, simplest first."""
-        ways = bundle.schemes if self.pattern == COLLECTIVE else (Scheme.SERVER, Scheme.TREE, *bundle.schemes[2:])
+        structured = (scheme for scheme in bundle.schemes if not scheme.is_dense)
+        ways = bundle.schemes if self.pattern == COLLECTIVE else (Scheme.SERVER, Scheme.TREE, *structured)
         known = PATTERN_SCHEMES[self.pattern]
         return tuple(scheme for scheme in ways if scheme in self.among and scheme in known)
 

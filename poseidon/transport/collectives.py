@@ -6,6 +6,7 @@ P members, member i's block of n_i bytes. Payload bytes sent by member r:
       of small blocks (P−1)·n_r                                        straight to everybody: one step, not P−1
     reduce_shards     Σ n_i over i ≠ r      equal shards: N·(P−1)/P    each owner hears from everybody
     exchange_slices   Σ of the slices for others                       the same pattern, nothing summed
+    sum_in_pairs      N·log2 P                                         log2 P rounds, each with one partner
     gather_tables     as all_gather, and 8 bytes for the length        tables whose lengths only their owners know
 
 Where workers share nodes (`levels.py`) each of these goes through a node's memory first, and one copy crosses the
@@ -138,6 +139,19 @@ def exchange_slices(
     return _submit(ring, run, what)
 
 
+def sum_in_pairs(transport: Transport, tensor: Tensor, *, group: Sequence[int] | None = None, tag: int = 0) -> Work:
+    """Sums the tensor over all members, in place, to the same bits everywhere; for small ones.
+
+    P beyond a power of two: those members hand theirs to a partner first, and get the sum from it in the end.
+    """
+    ring = ring_of(transport, group, tag)
+    check_message(tensor)
+    what = f"summing {size_text(tensor.nbytes)} over {ring.size} workers in pairs, tag {tag}"
+    if ring.size == 1 or tensor.numel() == 0:
+        return finished(what)
+    return _submit(ring, lambda: _double(ring, tensor), what)
+
+
 def gather_tables(transport: Transport, own: Table, combine: Combine, *, tag: int = 0) -> Gathered:
     """Everybody's tables, in rank order; the workers of a node have theirs combined into one first."""
     ring = ring_of(transport, None, tag)
@@ -247,6 +261,30 @@ def reduce_lists(ring: Ring, lists: Sequence[Sequence[tuple[int, Tensor]]], narr
 def _cut_alike(thin: Tensor, wide: Tensor) -> Sequence[Tensor]:
     parts = _parts([wide])
     return thin.split([len(part) for part in parts]) if parts else ()
+
+
+def _double(ring: Ring, tensor: Tensor) -> None:
+    """In each round partners have sums of as many members; a + b and b + a are the same bits."""
+    num_even = 1 << (ring.size.bit_length() - 1)
+    if ring.place >= num_even:
+        ring.send(tensor, ring.place - num_even).wait()
+        ring.recv(tensor, ring.place - num_even).wait()
+        return
+    guest = ring.place + num_even
+    other = torch.empty_like(tensor)
+    if guest < ring.size:
+        ring.recv(other, guest).wait()
+        tensor += other
+    distance = 1
+    while distance < num_even:
+        arrival = ring.recv(other, ring.place ^ distance)
+        departure = ring.send(tensor, ring.place ^ distance)
+        arrival.wait()
+        departure.wait()
+        tensor += other
+        distance *= 2
+    if guest < ring.size:
+        ring.send(tensor, guest).wait()
 
 
 def _pass_around(ring: Ring, lists: Sequence[Sequence[Tensor]]) -> None:

@@ -138,10 +138,7 @@ def test_factor_server(sizes, size, wire):
 @pytest.mark.parametrize("size", [2, 3])
 def test_factor_server_in_pieces_sends_the_whole_factor_once(size):
     sizes = Sizes(12, 5, 2)
-    requests = [
-        plain_request(scheme=Scheme.FACTOR_SERVER, cuts_factor_server=True, chunk_bytes=(chunk,))
-        for chunk in (1e9, 60.0)
-    ]
+    requests = [plain_request(scheme=Scheme.FACTOR_SERVER, chunk_bytes=(chunk,)) for chunk in (1e9, 60.0)]
     plans = [plan_of(sizes.case(), size, request) for request in requests]
     assert [len(plan.order) > 1 for plan in plans] == [False, True]
     whole, pieces = (sum(bytes_of_an_iteration(sizes.case(), request, size)) for request in requests)

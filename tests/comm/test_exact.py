@@ -30,7 +30,7 @@ from tests.comm.training import (
     values_of,
 )
 
-SCHEMES = (None, Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER, Scheme.ROWS)
+SCHEMES = (None, Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER, Scheme.ROWS)
 SIZES = (2, 3, 4, 8)
 LAYOUTS = (
     {"fuse_bytes": (0.0,), "chunk_bytes": (math.inf,), "in_flight": 4},
@@ -71,7 +71,7 @@ def test_the_sample_has_every_pair():
 @pytest.mark.parametrize("choice", sample(), ids=str)
 def test_several_workers_equal_one_with_all_their_batches(choice):
     layout = LAYOUTS[choice.layout]
-    plan = plan_of(choice.case, choice.size, PlanRequest(scheme=choice.scheme, cuts_factor_server=True, **layout))
+    plan = plan_of(choice.case, choice.size, PlanRequest(scheme=choice.scheme, **layout))
     values = train(choice.case, choice.solver, plan)
     assert_replicas(values)
     for mine, expected in zip(values[0], one_worker(choice.case, choice.solver, choice.size), strict=True):

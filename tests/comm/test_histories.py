@@ -26,7 +26,7 @@ STEPS = 5
 
 
 def cut_request(scheme: Scheme) -> PlanRequest:
-    return plain_request(scheme=scheme, chunk_bytes=(240.0,), cuts_factor_server=True)
+    return plain_request(scheme=scheme, chunk_bytes=(240.0,))
 
 
 def history_bytes(thing: object) -> int:

@@ -41,7 +41,7 @@ def choices():
 
 @pytest.mark.parametrize(("case", "scheme", "kind", "nodes", "layout"), choices())
 def test_workers_on_nodes_equal_one_with_all_their_batches(case, scheme, kind, nodes, layout):
-    values = train(case, kind, plan_of(case, nodes, PlanRequest(scheme=scheme, cuts_factor_server=True, **layout)))
+    values = train(case, kind, plan_of(case, nodes, PlanRequest(scheme=scheme, **layout)))
     assert_replicas(values)
     for mine, expected in zip(values[0], one_worker(case, kind, sum(nodes)), strict=True):
         torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)

@@ -43,7 +43,7 @@ SCHEMES = (Scheme.RING, Scheme.SERVER, Scheme.FACTOR_SERVER)
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_replicas_keep_the_same_bits_near_the_exact_trajectory(scheme, wire, size):
-    request = plain_request(scheme=scheme, wire=wire, chunk_bytes=(240.0,), cuts_factor_server=True)
+    request = plain_request(scheme=scheme, wire=wire, chunk_bytes=(240.0,))
     values = train(MLP, "Adam", plan_of(MLP, size, request), dtype=torch.float32)
     assert_replicas(values)
     distance = relative_distance(values[0], one_worker(MLP, "Adam", size))

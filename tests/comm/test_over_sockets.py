@@ -18,7 +18,7 @@ SAMPLE = (
     (MLP, "Adam", plain_request(scheme=Scheme.FACTORS)),
     (MLP, "SGD", PlanRequest()),
     (LENET, "Nesterov", plain_request(scheme=Scheme.RING, chunk_bytes=(320.0,))),
-    (LENET, "AdaDelta", plain_request(scheme=Scheme.FACTOR_SERVER, chunk_bytes=(320.0,), cuts_factor_server=True)),
+    (LENET, "AdaDelta", plain_request(scheme=Scheme.FACTOR_SERVER, chunk_bytes=(320.0,))),
     (TIED, "RMSProp", plain_request(scheme=Scheme.SERVER, fuse_bytes=(1e6,))),
     (CLIPPED, "AdaGrad", plain_request(scheme=Scheme.SERVER)),
     (IGNORING, "SGD", plain_request(scheme=Scheme.FACTOR_SERVER)),

@@ -207,7 +207,7 @@ def test_all_workers_start_in_the_order_of_the_plan_whatever_the_delays(seed):
 @pytest.mark.parametrize("in_flight", [1, 2, 5, 16])
 @pytest.mark.parametrize("size", [2, 4])
 def test_no_delay_leads_to_a_deadlock_or_changes_a_bit(in_flight, size):
-    request = plain_request(overrides=MIXED, chunk_bytes=(200.0,), in_flight=in_flight, cuts_factor_server=True)
+    request = plain_request(overrides=MIXED, chunk_bytes=(200.0,), in_flight=in_flight)
     plan = shuffled_order(plan_of(DEEP, size, request), in_flight)
     expected = train(DEEP, "SGD", plan, steps=3)[0]
 

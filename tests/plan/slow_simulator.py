@@ -65,6 +65,9 @@ class SlowSimulator:
         w = e if self.plan.wire == "fp32" else min(2, e)
         if unit.scheme is Scheme.RING:
             push, pull, steps = 2 * w * n * (P - 1) / P, 0.0, 2 * (P - 1)
+        elif unit.scheme is Scheme.DOUBLING:
+            rounds = next(k for k in range(P) if 2**k >= P)
+            push, pull, steps = e * n * rounds, 0.0, rounds + (2**rounds != P)
         elif unit.scheme is Scheme.SERVER:
             push, pull, steps = w * n * (P - 1) / P, w * n * (P - 1) / P, P - 1
         elif unit.scheme is Scheme.FACTORS:
@@ -99,7 +102,7 @@ class SlowSimulator:
         if unit.scheme is Scheme.FACTORS:
             f = first.factors
             seconds += 2 * (P - 1) * f.rows * f.outputs * f.inputs / cluster.flops
-        own = {"ring": 0, "server": 2, "factors": 1, "factor-server": 3, "rows": 2}[unit.scheme.value]
+        own = {"ring": 0, "doubling": 1, "server": 2, "factors": 1, "factor-server": 3, "rows": 2}[unit.scheme.value]
         each = cluster.send_s + own * cluster.collective_s
         return seconds + each * sum(send.unit == unit.index for send in self.plan.order)
 

@@ -94,9 +94,8 @@ class TestNodes:
 def test_schemes_by_name():
     names = {"ring": "RING", "FACTOR_SERVER": "FACTOR_SERVER", " factor-server ": "FACTOR_SERVER", "Rows": "ROWS"}
     assert {text: parse_scheme(text).name for text in names} == names
-    with pytest.raises(
-        UsageError, match="a scheme is one of local, ring, server, factors, factor-server, rows, tree, got 'bush'"
-    ):
+    known = ", ".join(("local", "ring", "doubling", "server", "factors", "factor-server", "rows", "powersgd", "tree"))
+    with pytest.raises(UsageError, match=f"a scheme is one of {known}, got 'bush'"):
         parse_scheme("bush")
 
 

@@ -129,13 +129,14 @@ class TestPlansThatCannotBe:
             with pytest.raises(PlanError, match="no unit that travels"):
                 changed(order=(*PLAN.order, Send(unit, 0, 1)))
 
-    def test_factors_in_two_pieces(self):
+    def test_rows_in_two_pieces(self):
         unit = PLAN.unit_of()["fc6/0"]
-        assert unit.scheme is Scheme.FACTORS
+        unit = dataclasses.replace(unit, scheme=Scheme.ROWS)
         halves = (Send(unit.index, 0, 5), Send(unit.index, 5, unit.num_elems))
         others = tuple(send for send in PLAN.order if send.unit != unit.index)
+        units = tuple(unit if other.index == unit.index else other for other in PLAN.units)
         with pytest.raises(PlanError, match="in order and in one piece"):
-            changed(order=others + halves)
+            changed(units=units, order=others + halves)
 
     def test_parameter_in_two_units(self):
         unit = dataclasses.replace(PLAN.units[0], index=len(PLAN.units))

@@ -96,11 +96,22 @@ def test_fewer_bytes_is_poseidons_published_rule(P, K, M, N):
         assert (by_factors < dense) == (left < right)
 
 
+@pytest.mark.parametrize(
+    ("num_workers", "sent", "steps"), [(2, 1, 1), (3, 2, 3), (4, 2, 2), (5, 3, 4), (7, 3, 4), (8, 3, 3), (16, 4, 4)]
+)
+def test_doubling(num_workers, sent, steps):
+    """How often the busiest worker sends all elements, and the messages that follow one another, counted by hand."""
+    cost = model((1,) * num_workers, "bf16", latency_s=1e-3).cost(Scheme.DOUBLING, Load(10, 4))
+    assert cost.bytes_sent == sent * 40
+    assert cost.push.latency_s == pytest.approx(steps * 1e-3)
+
+
 class TestSeconds:
     def test_steps_of_latency_and_overhead(self):
         costs = model((1, 2, 3, 1), latency_s=1e-3, overhead_s=1e-4)
         load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
-        steps = {Scheme.RING: 6, Scheme.SERVER: 6, Scheme.FACTORS: 3, Scheme.FACTOR_SERVER: 6, Scheme.ROWS: 6}
+        steps = dict.fromkeys((Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.ROWS), 6)
+        steps[Scheme.FACTORS] = 3
         for scheme, expected in steps.items():
             cost = costs.cost(scheme, load)
             assert (cost.push + cost.pull).latency_s == pytest.approx(expected * 1e-3), scheme
@@ -129,6 +140,7 @@ class TestSeconds:
         assert seconds == {
             Scheme.LOCAL: 0,
             Scheme.RING: 256,
+            Scheme.DOUBLING: 256,
             Scheme.SERVER: 64,
             Scheme.FACTORS: 256,
             Scheme.FACTOR_SERVER: 64,
@@ -145,6 +157,7 @@ class TestSeconds:
         assert seconds == pytest.approx(
             {
                 Scheme.RING: 1.0,
+                Scheme.DOUBLING: 1.0,
                 Scheme.SERVER: 0.5 / 0.25 + 0.5 / 0.5,
                 Scheme.FACTORS: 1.0 / 0.5,
                 Scheme.FACTOR_SERVER: 0.5 / 0.5 + 0.25 / 0.25 + 0.5 / 0.5,

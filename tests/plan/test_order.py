@@ -74,14 +74,28 @@ class TestCutting:
         return NetProfile((LayerProfile("fc", 0.1, 0.1, ("w", "b")),), params)
 
     @pytest.mark.parametrize("scheme", [Scheme.FACTORS, Scheme.FACTOR_SERVER])
-    def test_factors_are_not_cut(self, scheme):
-        found = plan(self.weight(60, 100), chunk_kb=1, scheme=scheme)
+    def test_what_the_runtime_sends_whole_is_not_cut(self, scheme):
+        found = plan(self.weight(60, 100), chunk_kb=1, scheme=scheme, whole=(scheme,))
         assert [(send.start, send.stop) for send in found.order] == [(0, 6060)]
 
+    @pytest.mark.parametrize(("chunk_kb", "rows"), [(0.001, 1), (1, 1), (1.3, 2), (3.2, 4), (6, 8)])
+    def test_factors_are_cut_into_rows(self, chunk_kb, rows):
+        """8 rows of 160 elements of 4 bytes go to 2 others: 10 240 bytes, of which a row counts 640."""
+        found = plan(self.weight(60, 100), chunk_kb=chunk_kb, scheme=Scheme.FACTORS)
+        assert [send.rows(6060, 8) for send in found.order] == [(row, row + rows) for row in range(0, 8, rows)]
+        assert [send.start for send in found.order] == [row * (6060 // 8) for row in range(0, 8, rows)]
+        assert found.order[-1].stop == 6060
+        assert found.bytes_sent == 10240
+
+    def test_more_rows_than_elements_are_not_cut(self):
+        params = (ParamProfile("w", (2, 3), factors=FactorShape(7, 2, 3)),)
+        found = plan(NetProfile((LayerProfile("fc", 0.1, 0.1, ("w",)),), params), chunk_kb=1e-3, scheme=Scheme.FACTORS)
+        assert [send.rows(6, 7) for send in found.order] == [(0, 7)]
+
     @pytest.mark.parametrize(("m", "n"), [(60, 100), (100, 60)])
-    def test_slices_are_cut_whole_if_the_runtime_can(self, m, n):
+    def test_slices_are_cut_whole(self, m, n):
         """100 slices of 60 elements, 240 bytes: at most 4 in 1000 bytes. The bias comes with the last."""
-        found = plan(self.weight(m, n), chunk_kb=1, scheme=Scheme.FACTOR_SERVER, cuts_factor_server=True)
+        found = plan(self.weight(m, n), chunk_kb=1, scheme=Scheme.FACTOR_SERVER)
         bounds = [(send.start, send.stop) for send in found.order]
         assert len(bounds) == 25
         assert all(start % 60 == 0 for start, _ in bounds)
@@ -90,7 +104,7 @@ class TestCutting:
 
     def test_cutting_slices_adds_no_bytes(self):
         whole = plan(self.weight(600, 1000), scheme=Scheme.FACTOR_SERVER)
-        options = {"scheme": Scheme.FACTOR_SERVER, "cuts_factor_server": True, "orders": (Order.READY,)}
+        options = {"scheme": Scheme.FACTOR_SERVER, "orders": (Order.READY,)}
         pieces = plan(self.weight(600, 1000), chunk_kb=100, **options)
         assert len(pieces.order) > 20
         assert pieces.bytes_sent == whole.bytes_sent

@@ -6,6 +6,7 @@ import itertools
 import random
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -34,6 +35,7 @@ from tests.plan.strategies import clusters, profiles
 
 FUSE, CHUNK = (0, 1_000_000), (250_000, float("inf"))
 SMALL = PlanRequest(fuse_bytes=FUSE, chunk_bytes=CHUNK)
+PLAIN = replace(SMALL, among=tuple(scheme for scheme in Scheme if scheme is not Scheme.DOUBLING))
 
 
 def ways_of(param: ParamProfile) -> list[Scheme]:
@@ -59,7 +61,13 @@ class TestOptimum:
     @given(profiles(max_layers=3), clusters())
     def test_equals_exhaustive_search(self, profile, cluster):
         assume(cluster.num_workers > 1)
-        assert make_plan(profile, cluster, SMALL).iteration_s == pytest.approx(exhaustive_s(profile, cluster), rel=1e-9)
+        found = make_plan(profile, cluster, PLAIN).iteration_s
+        assert found == pytest.approx(exhaustive_s(profile, cluster), rel=1e-9)
+
+    @settings(deadline=None)
+    @given(profiles(max_layers=6), clusters())
+    def test_doubling_never_makes_it_longer(self, profile, cluster):
+        assert make_plan(profile, cluster, SMALL).iteration_s <= make_plan(profile, cluster, PLAIN).iteration_s
 
     @pytest.mark.parametrize("barrier", [False, True])
     @pytest.mark.parametrize("bandwidth_bps", [1e8, 1e9, 1e10])
@@ -73,7 +81,7 @@ class TestOptimum:
             layers.append(LayerProfile(f"l{i}", rng.random() / 50, rng.random() / 25, (f"w{i}",)))
         profile = NetProfile(tuple(layers), tuple(params), barrier)
         cluster = Cluster((2, 1, 3), bandwidth_bps, flops=1e11, update_bps=1e11)
-        found = make_plan(profile, cluster, SMALL).iteration_s
+        found = make_plan(profile, cluster, PLAIN).iteration_s
         assert found == pytest.approx(exhaustive_s(profile, cluster), rel=1e-9)
 
     def test_many_units_are_searched_locally_and_not_worse_than_any_one_scheme(self):
@@ -150,7 +158,7 @@ class TestEveryElementOnce:
     @settings(deadline=None)
     @given(profiles(max_layers=6), clusters(), st.sampled_from([None, *PATTERN_SCHEMES["collective"][1:]]))
     def test_sends_cover_every_unit_once_in_order(self, profile, cluster, scheme):
-        request = PlanRequest(scheme=scheme, chunk_bytes=(100_000,), fuse_bytes=(0, 300_000), cuts_factor_server=True)
+        request = PlanRequest(scheme=scheme, chunk_bytes=(100_000,), fuse_bytes=(0, 300_000))
         plan = make_plan(profile, cluster, request)
         seen: dict[tuple[int, int], int] = {}
         last: dict[int, int] = {}
@@ -215,7 +223,7 @@ class TestAsking:
 
     def test_override_that_cannot_be(self):
         with pytest.raises(
-            UsageError, match=r"res5c_2a/0 cannot travel by factors, as 'res.*' asks; it can by ring, server"
+            UsageError, match=r"res5c_2a/0 cannot travel by factors, as 'res.*' asks; it can by ring, doubling, server"
         ):
             self.schemes(overrides=parse_overrides("res*=factors"))
 
@@ -282,7 +290,7 @@ class TestOddNets:
             ParamProfile("b", (30,), rides_with="w"),
         )
         plan = make_plan(NetProfile((LayerProfile("fc", 0.1, 0.2, ("w", "b")),), params), Cluster((1, 1), 1e9))
-        assert {name: unit.scheme for name, unit in plan.unit_of().items()} == {"w": Scheme.LOCAL, "b": Scheme.RING}
+        assert {name: unit.scheme for name, unit in plan.unit_of().items()} == {"w": Scheme.LOCAL, "b": Scheme.DOUBLING}
 
     def test_elements_of_different_size_are_not_fused(self):
         params = (ParamProfile("a", (3,), 4), ParamProfile("b", (3,), 8), ParamProfile("c", (3,), 4))

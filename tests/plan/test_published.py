@@ -24,7 +24,7 @@ TABLE = {
 
 
 def table_plan(overrides: str):
-    return make_plan(VGG, NODES_10G, PlanRequest(overrides=parse_overrides(overrides), cuts_factor_server=True))
+    return make_plan(VGG, NODES_10G, PlanRequest(overrides=parse_overrides(overrides)))
 
 
 class TestVGG19With22KClasses:
@@ -55,7 +55,7 @@ class TestVGG19With22KClasses:
         assert best_s < fewest_s
 
     def test_planner_is_as_good_as_the_best_row(self):
-        plan = make_plan(VGG, NODES_10G, PlanRequest(cuts_factor_server=True))
+        plan = make_plan(VGG, NODES_10G, PlanRequest())
         assert plan.iteration_s <= min(table_plan(overrides).iteration_s for overrides, *_ in TABLE.values())
         assert 16 * COMPUTE_S / plan.iteration_s > 15.9
 

@@ -35,7 +35,7 @@ def forced(draw, profile: NetProfile) -> PlanRequest:
     overrides = []
     for param in profile.params:
         if param.learns and param.rides_with is None:
-            ways = [Scheme.RING, Scheme.SERVER]
+            ways = [Scheme.RING, Scheme.DOUBLING, Scheme.SERVER]
             ways += [Scheme.FACTORS, Scheme.FACTOR_SERVER] if param.factors else []
             ways += [Scheme.ROWS] if param.rows else []
             overrides.append(Override(param.name, draw(st.sampled_from(ways))))
@@ -46,7 +46,6 @@ def forced(draw, profile: NetProfile) -> PlanRequest:
         fuse_bytes=(draw(st.sampled_from([0, 1000, MB])),),
         chunk_bytes=(draw(st.sampled_from([2e5, MB, float("inf")])),),
         orders=(draw(st.sampled_from(list(Order))),),
-        cuts_factor_server=draw(st.booleans()),
     )
 
 
@@ -109,16 +108,26 @@ class TestByHand:
     def test_latencies_overlap_and_bytes_do_not(self):
         profile = chain((0.0, 0.0, 1), (0.0, 0.0, 1), (0.0, 0.0, 1))
         cluster = Cluster((1, 1), bandwidth_bps=8e6, latency_s=0.010, send_s=0.0)  # two steps: 20 ms
-        together = make_plan(profile, cluster, PlanRequest(fuse_bytes=(0,), in_flight=3))
+        together = make_plan(profile, cluster, PlanRequest(scheme=Scheme.RING, fuse_bytes=(0,), in_flight=3))
         assert together.iteration_s == pytest.approx(0.003 + 0.020)
-        alone = make_plan(profile, cluster, PlanRequest(fuse_bytes=(0,), in_flight=1))
+        alone = make_plan(profile, cluster, PlanRequest(scheme=Scheme.RING, fuse_bytes=(0,), in_flight=1))
         assert alone.iteration_s == pytest.approx(3 * 0.021)
 
     def test_overhead_holds_the_link(self):
         profile = chain((0.0, 0.0, 1), (0.0, 0.0, 1))
         cluster = Cluster((1, 1), bandwidth_bps=8e6, latency_s=0.0, overhead_s=0.005, send_s=0.0)
-        plan = make_plan(profile, cluster, PlanRequest(fuse_bytes=(0,)))
+        plan = make_plan(profile, cluster, PlanRequest(scheme=Scheme.RING, fuse_bytes=(0,)))
         assert plan.iteration_s == pytest.approx(2 * 0.010)
+
+    @pytest.mark.parametrize(("kb", "scheme"), [(1, Scheme.DOUBLING), (40, Scheme.DOUBLING), (60, Scheme.RING)])
+    def test_small_units_go_in_pairs(self, kb, scheme):
+        """8 workers, 10 ms a message, 1 kB a millisecond, bytes counted twice: 3 messages and 6 times the bytes against
+        14 messages and 3.5 times: the same at 44 kB."""
+        cluster = Cluster((1,) * 8, bandwidth_bps=8e6, latency_s=0.010, send_s=0.0)
+        plan = make_plan(chain((0.0, 0.0, kb)), cluster, PlanRequest(chunk_bytes=(float("inf"),)))
+        assert plan.units[0].scheme is scheme
+        expected_s = {Scheme.DOUBLING: 0.030 + 3e-3 * kb, Scheme.RING: 0.140 + 1.75e-3 * kb}[scheme]
+        assert plan.iteration_s == pytest.approx(expected_s)
 
     def test_rebuilding_fills_the_wait_for_something_else(self):
         """fc arrives at 5 ms and takes 4 ms to rebuild, while forward waits until 24 ms for layer 0."""

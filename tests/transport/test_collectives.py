@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from poseidon.errors import TransportError
 from poseidon.transport import collectives
 from poseidon.transport.base import Transport
-from poseidon.transport.collectives import all_gather, exchange_slices, reduce_shards, shards_of
+from poseidon.transport.collectives import all_gather, exchange_slices, reduce_shards, shards_of, sum_in_pairs
 from poseidon.transport.faulty import Faults, FaultyTransport
 from poseidon.transport.inproc import InprocTransport, run_workers
 
@@ -61,6 +61,26 @@ def test_bytes_are_those_of_the_schemes(scheme, size):
 
     expected = FORMULAS[scheme](size)
     assert run_workers(size, work) == [(expected, expected)] * size
+
+
+@pytest.mark.parametrize("size", range(1, 10))
+def test_sums_in_pairs(size):
+    """The sum of all, the same bits everywhere; each message counted: pairs, and guests beyond a power of two."""
+
+    def work(transport: InprocTransport) -> tuple[torch.Tensor, int]:
+        values = torch.randn(33, generator=torch.Generator().manual_seed(transport.rank))
+        sum_in_pairs(transport, values).wait()
+        return values, transport.bytes_sent
+
+    found = run_workers(size, work)
+    exact = sum(torch.randn(33, generator=torch.Generator().manual_seed(rank)).double() for rank in range(size))
+    for values, _ in found:
+        assert torch.equal(values, found[0][0])
+    torch.testing.assert_close(found[0][0].double(), exact, rtol=0, atol=1e-5)
+    num_even = max(2**k for k in range(4) if 2**k <= size)
+    num_rounds = next(k for k in range(4) if 2**k == num_even)
+    pairs, guests = num_even * num_rounds, size - num_even
+    assert sum(sent for _, sent in found) == (pairs + 2 * guests) * 33 * 4
 
 
 @pytest.mark.parametrize("direct_bytes", [0, 1 << 30], ids=["ring", "direct"])

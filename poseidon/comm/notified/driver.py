@@ -312,7 +312,7 @@ class NotifiedScheduler:
             own if rank == self._rank else self._memory.block_of(unit, rank, turn, own)
             for rank in range(self._memory.size)
         ]
-        parts = exchange.rebuilt(blocks)
+        parts = exchange.summed([blocks])
         with self._changed:
             self._gatherings[unit] = protocol.block_read(self._gatherings[unit])
         self._reduced(unit, _GATHER, parts)
