@@ -45,7 +45,7 @@ class Owner:
 
 
 class RecordTable:
-    """Where every record lies. `counts`: how many each worker keeps; `is_dealt`: in turns, or in one run each."""
+    """Where every record lies. `rows`: of each worker's records; `is_dealt`: numbers go in turns, not in runs."""
 
     def __init__(self, rows: Sequence[np.ndarray], *, is_dealt: bool) -> None:
         self._rows, self._is_dealt = rows, is_dealt

@@ -37,7 +37,6 @@ class Layout:
     ) -> None:
         self.flows, self.blocks = flows, blocks
         self._elem_bytes = elem_bytes
-        self.size = flows[0].num_workers if flows else 0
         self.value_offsets: list[int] = []
         self.value_bytes = 0
         for width, count in zip(elem_bytes, unit_elems, strict=True):

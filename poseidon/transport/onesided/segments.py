@@ -51,9 +51,6 @@ class Segments:
     def get(self, number: int) -> Segment | None:
         return self._by_number.get(number)
 
-    def items(self) -> list[tuple[int, Segment]]:
-        return list(self._by_number.items())
-
     def close(self) -> None:
         """Gives up the file; memory that somebody still holds stays as it is."""
         if self.fd >= 0:
