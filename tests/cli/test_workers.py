@@ -15,6 +15,7 @@ from poseidon.plan import PAYLOAD_SHARE, Override, PlanRequest, Scheme
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.planning import Links
 from poseidon.run.rendezvous import Place
+from poseidon.run.resume import Resume
 from poseidon.spec import caffe_pb2
 from tests.cli.nets import write_case
 
@@ -170,7 +171,8 @@ def test_another_number_than_the_launchers_is_told(monkeypatch, capsys):
 def test_every_flag_reaches_the_worker(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     plain = team._options(flags(), torch.device("cpu"))
-    assert (plain.net.dtype, plain.threads, plain.interface, plain.resume) == (torch.float32, None, None, "")
+    assert (plain.net.dtype, plain.threads, plain.interface, plain.resume) == (torch.float32, None, None, Resume())
+    assert (plain.secret, plain.keep, plain.report_s) == (b"", 0, 30.0)
     assert (plain.request, plain.team, plain.links) == (PlanRequest(), DistributeOptions(), Links())
     words = "--scheme=server --schemes=fc*=factors --reduce=sum --wire=fp16 --sync-bn --verify-replicas=7 --threads=2"
     words += " --interface=lo --bandwidth=2gbit --latency=3ms --dtype=float64 --net-outputs=out"
@@ -180,6 +182,52 @@ def test_every_flag_reaches_the_worker(monkeypatch):
     assert full.team == DistributeOptions(averages=False, sync_bn=True, verify_replicas=7, net_outputs="out")
     assert full.links == Links(2e9 * PAYLOAD_SHARE, 3e-3)
     assert (full.net.dtype, full.threads, full.interface) == (torch.float64, 2, "lo")
+
+
+def test_the_launchers_words_reach_the_worker(monkeypatch):
+    for name, text in {"SECRET": "s" * 16, "JOB": "j", "RESTART": "2"}.items():
+        monkeypatch.setenv(f"POSEIDON_{name}", text)
+    found = team._options(flags("--snapshot=auto", "--keep=2", "--report-after=9"), torch.device("cpu"))
+    assert found.resume == Resume("auto", "j", is_restart=True)
+    assert (found.secret, found.keep, found.report_s) == (b"s" * 16, 2, 9)
+    assert "ssss" not in repr(found)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--hosts=a,b --hostfile=f", "give --hosts or --hostfile, not both"),
+        ("--hosts=a,b --workers=2", "--workers is for this host alone; with --hosts say how many as in --hosts=a:2,b:2"),
+        ("--hosts=a,b:2 --min-workers=4", "--min-workers=4, but the hosts have only 3 workers"),
+        ("--min-workers=2", "--min-workers is for training on several hosts; give --hosts or --hostfile too"),
+        ("--hosts=-oProxyCommand=x", "is no name of a host"),
+        ("--hostfile=none", "--hostfile=none: cannot be read"),
+        ("--hosts=a,b --ssh=", "there is no"),
+        ("--max-restarts=2", "--max-restarts is for training with several workers"),
+        ("--hosts=a --ssh='", "cannot be split into words"),
+    ],
+)
+def test_hosts_that_make_no_sense_are_refused(words, problem, capsys):
+    assert problem in told(capsys, *words.split())
+
+
+def test_local_workers_are_started_again_after_a_crash_only(monkeypatch, capsys):
+    """With a launcher that ends as it is told to."""
+    codes, restarts = [], []
+    monkeypatch.setattr(workers, "launch", lambda job, tell: restarts.append(job.environ["POSEIDON_RESTART"]) or codes.pop(0))
+    words = ["train", "--solver=solver.prototxt", "--workers=2", "--max-restarts=2"]
+    for given, expected, number in (([137, 3, 0], 0, 3), ([137, 3, 137], 137, 3), ([1], 1, 1), ([130], 130, 1), ([75], 75, 1)):
+        codes[:], restarts[:] = given, []
+        assert main(words) == expected
+        assert restarts == [str(index) for index in range(number)]
+
+
+def test_a_job_has_one_name_and_one_secret():
+    first, second = workers.job_environ({}), workers.job_environ({})
+    assert first["POSEIDON_SECRET"] != second["POSEIDON_SECRET"]
+    assert len(first["POSEIDON_SECRET"]) == 64
+    given = {"POSEIDON_SECRET": "g" * 20, "POSEIDON_JOB": "mine"}
+    assert workers.job_environ(given) == given
 
 
 @pytest.mark.parametrize(
