@@ -197,7 +197,10 @@ def test_the_launchers_words_reach_the_worker(monkeypatch):
     ("words", "problem"),
     [
         ("--hosts=a,b --hostfile=f", "give --hosts or --hostfile, not both"),
-        ("--hosts=a,b --workers=2", "--workers is for this host alone; with --hosts say how many as in --hosts=a:2,b:2"),
+        (
+            "--hosts=a,b --workers=2",
+            "--workers is for this host alone; with --hosts say how many as in --hosts=a:2,b:2",
+        ),
         ("--hosts=a,b:2 --min-workers=4", "--min-workers=4, but the hosts have only 3 workers"),
         ("--min-workers=2", "--min-workers is for training on several hosts; give --hosts or --hostfile too"),
         ("--hosts=-oProxyCommand=x", "is no name of a host"),
@@ -214,9 +217,17 @@ def test_hosts_that_make_no_sense_are_refused(words, problem, capsys):
 def test_local_workers_are_started_again_after_a_crash_only(monkeypatch, capsys):
     """With a launcher that ends as it is told to."""
     codes, restarts = [], []
-    monkeypatch.setattr(workers, "launch", lambda job, tell: restarts.append(job.environ["POSEIDON_RESTART"]) or codes.pop(0))
+    monkeypatch.setattr(
+        workers, "launch", lambda job, tell: restarts.append(job.environ["POSEIDON_RESTART"]) or codes.pop(0)
+    )
     words = ["train", "--solver=solver.prototxt", "--workers=2", "--max-restarts=2"]
-    for given, expected, number in (([137, 3, 0], 0, 3), ([137, 3, 137], 137, 3), ([1], 1, 1), ([130], 130, 1), ([75], 75, 1)):
+    for given, expected, number in (
+        ([137, 3, 0], 0, 3),
+        ([137, 3, 137], 137, 3),
+        ([1], 1, 1),
+        ([130], 130, 1),
+        ([75], 75, 1),
+    ):
         codes[:], restarts[:] = given, []
         assert main(words) == expected
         assert restarts == [str(index) for index in range(number)]
