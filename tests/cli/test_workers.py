@@ -76,7 +76,7 @@ def test_what_only_several_workers_need_is_refused_for_one(flag, one, capsys):
         ("--workers=0", "--workers: expected at least 1, got 0"),
         ("--workers=two", "--workers: expected a whole number, got 'two'"),
         ("--threads=0", "--threads: expected at least 1, got 0"),
-        ("--scheme=rnig", "--scheme: expected one of auto, ring, server, factors, factor-server, rows, got 'rnig'"),
+        ("--scheme=rnig", "got 'rnig' (did you mean 'ring'?)"),
         ("--reduce=mean", "--reduce: expected one of average, sum, got 'mean'"),
         ("--wire=fp8", "--wire: expected one of fp32, bf16, fp16, got 'fp8'"),
         ("--dtype=float16", "--dtype: expected one of float32, float64, got 'float16'"),
