@@ -46,13 +46,11 @@ class Rows(Exchange):
         token.work.wait()
         (table,) = self.members
         if self.gives_rows:
-            total = _added_up(token.tables)
-            where = total.columns[0].long().view(1, -1)
-            shape = table.parameter.shape
-            found = torch.sparse_coo_tensor(
-                where, total.columns[1], shape, check_invariants=False, is_coalesced=True
-            )  # distinct, and in order
-            return [Part(table, table.whole, found)]
+            numbers, rows = _added_up(token.tables).columns
+            where, shape = numbers.long().view(1, -1), table.parameter.shape
+            # Each row is there once, in order: nothing is left to coalesce, or to check.
+            total = torch.sparse_coo_tensor(where, rows, shape, check_invariants=False, is_coalesced=True)
+            return [Part(table, table.whole, total)]
         grad = torch.zeros_like(table.value)
         for found in token.tables:
             numbers, rows = found.columns

@@ -157,7 +157,7 @@ class _Arriving(Taker):
                 if parameter in known:
                     self._group_of[known[parameter]] = number
                 else:
-                    strangers += parameter.requires_grad
+                    strangers += parameter.requires_grad and parameter.numel() > 0
         if strangers or not self._group_of:
             raise UsageError(
                 f"{strangers} parameter(s) of the optimizer do not belong to the model given to poseidon.overlap: make "

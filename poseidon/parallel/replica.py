@@ -10,6 +10,7 @@ the same iteration.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -265,9 +266,9 @@ class Replica:
         """Backward begins at one of the outputs."""
         if not torch.is_grad_enabled():
             return
-        found = [leaf for leaf in _pytree.tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
-        for leaf in found:
-            leaf.register_hook(self._on_backward)
+        for tensor in _tensors_in(outputs):
+            if tensor.requires_grad:
+                tensor.register_hook(self._on_backward)
 
     def _on_backward(self, grad: Tensor) -> None:
         self.gradients.begin_backward()
@@ -356,12 +357,20 @@ class Replica:
             gate.remove()
 
 
+def _tensors_in(found: Any) -> Iterator[Tensor]:
+    """In containers, mappings and dataclasses, as models take and give them."""
+    for leaf in _pytree.tree_leaves(found):
+        if isinstance(leaf, Tensor):
+            yield leaf
+        elif isinstance(leaf, Mapping):
+            yield from _tensors_in(list(leaf.values()))
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            yield from _tensors_in([getattr(leaf, entry.name) for entry in dataclasses.fields(leaf)])
+
+
 def _batch_of(inputs: Any) -> int:
     """The leading extent of the first tensor among a forward pass's inputs; 0 if there is none."""
-    for leaf in _pytree.tree_leaves(inputs):
-        if isinstance(leaf, Tensor) and leaf.dim():
-            return leaf.shape[0]
-    return 0
+    return next((tensor.shape[0] for tensor in _tensors_in(inputs) if tensor.dim()), 0)
 
 
 def _known(model: nn.Module) -> list[Any]:

@@ -61,14 +61,16 @@ class Structure:
 
 def find_structure(model: nn.Module) -> Structure:
     """What there is to know before the model has run."""
-    params = {name: Described(name, parameter) for name, parameter in model.named_parameters()}
+    named = [(name, parameter) for name, parameter in model.named_parameters() if _has_elements(name, parameter)]
+    params = {name: Described(name, parameter) for name, parameter in named}
     by_value = {found.parameter: found for found in params.values()}
     readers: dict[str, nn.Module] = {}
     atoms = set()
     for name, module, is_atom in _visible(model):
         own = list(module.named_parameters(recurse=is_atom, remove_duplicate=False))
         for attribute, parameter in own:
-            by_value[parameter].holders.append(Holder(name, module, attribute))
+            if parameter in by_value:
+                by_value[parameter].holders.append(Holder(name, module, attribute))
         if own or name == "":
             readers[name] = module
         if is_atom:
@@ -97,11 +99,19 @@ def _is_closed(module: nn.Module) -> bool:
     return is_compiled or isinstance(module, torch.jit.ScriptModule)
 
 
-def _check(found: Described) -> None:
-    value = found.parameter
+def _has_elements(name: str, value: nn.Parameter) -> bool:
     if isinstance(value, nn.parameter.UninitializedParameter):
         raise UsageError(
-            f"parameter {found.name!r} has no shape yet: run a dry forward pass before wrapping the model in Parallel"
+            f"parameter {name!r} has no shape yet: run a dry forward pass before wrapping the model in Parallel"
+        )
+    return value.numel() > 0
+
+
+def _check(found: Described) -> None:
+    value = found.parameter
+    if value.is_complex():
+        raise UsageError(
+            f"parameter {found.name!r} is complex, which cannot travel: keep it as a real one, with torch.view_as_real"
         )
     if value.requires_grad and not (value.is_contiguous() or _fills_its_memory(value)):
         raise UsageError(

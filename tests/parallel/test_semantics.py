@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import io
 import pickle
 
@@ -503,3 +504,54 @@ def test_what_cannot_be_wrapped_says_why():
         Parallel(small(), device_ids=[3])
     with pytest.raises(UsageError, match=r"for a model wrapped in poseidon\.Parallel"):
         poseidon.wait(small())
+
+
+@dataclasses.dataclass
+class Answer:
+    logits: torch.Tensor
+    notes: dict
+
+
+class Answering(nn.Module):
+    """Gives a dataclass; has a parameter without elements, and a scalar."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.empty, self.scale = small(), nn.Parameter(torch.empty(0)), nn.Parameter(torch.tensor(1.5))
+        self.double()
+
+    def forward(self, x):
+        return Answer(self.body(x) * self.scale, {"none": None})
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_outputs_and_parameters_may_be_odd(overlaps):
+    def loss(model, step, rank):
+        x, y = batch(step, rank)
+        return F.cross_entropy(model(x).logits, y)
+
+    def act(member):
+        optimizer = torch.optim.SGD(member.model.parameters(), 0.1)
+        if overlaps:
+            optimizer = poseidon.overlap(optimizer, member.model)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss(member.model, step, member.rank).backward()
+            optimizer.step()
+        return values(member.model)
+
+    model = Answering()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(6):
+        optimizer.zero_grad()
+        (sum(loss(model, step, rank) for rank in range(SIZE)) / SIZE).backward()
+        optimizer.step()
+    for found in in_team(act, Answering()):
+        assert_same(found, values(model))
+
+
+def test_complex_parameters_are_refused():
+    model = nn.Linear(2, 2)
+    model.phase = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(UsageError, match="'phase' is complex"):
+        Parallel(model)
