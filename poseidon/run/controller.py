@@ -29,6 +29,7 @@ from poseidon.run.rendezvous import RESTART, SECRET, Place
 from poseidon.run.site import Entry, Site
 
 WAIT_S = 120.0  # for hosts to return when too few are left
+LEFT_S = 1.5  # between the ends of workers that notice the same
 GATHER_S = 2.0  # for a host that was lost for a moment only
 _MOST_INTERRUPTS = 3
 
@@ -64,6 +65,7 @@ class _Generation:
     codes: dict[int, int] = field(default_factory=dict)
     lost: list[Site] = field(default_factory=list)
     failed_s: float | None = None
+    ended_s: float = 0.0  # when the last worker ended
     is_yielding: bool = False
     is_ended: bool = False
 
@@ -202,7 +204,7 @@ class _Controller:
         elif message["kind"] == "ended" and message.get("rank") in site.ranks:
             rank, code = int(message["rank"]), int(message["code"])
             site.ranks.discard(rank)
-            generation.codes[rank] = code
+            generation.codes[rank], generation.ended_s = code, time.monotonic()
             if code < 0 and not self._is_asked_to_stop and not generation.is_ended:
                 name = signal.Signals(-code).name
                 guess = "; was the memory of that host used up?" if name == "SIGKILL" else ""
@@ -222,8 +224,11 @@ class _Controller:
 
     def _end_late(self, generation: _Generation) -> None:
         assert generation.failed_s is not None
-        late_s = time.monotonic() - generation.failed_s - NOTICE_S
-        if late_s > END_S and not generation.is_ended:
+        now_s = time.monotonic()
+        is_late = now_s - generation.failed_s > NOTICE_S + END_S
+        # Once the others have noticed and gone, who is left does not listen.
+        is_alone = LOST_ANOTHER in generation.codes.values() and now_s - generation.ended_s > LEFT_S
+        if (is_late or is_alone) and not generation.is_ended:
             generation.is_ended = True
             for site in generation.sites:
                 site.say("end")
