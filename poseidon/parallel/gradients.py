@@ -193,13 +193,12 @@ class Gradients:
         self._on_complete(reached)
         self._new_round()
 
-    def pass_on_nothing(self) -> Round:
+    def pass_on_nothing(self) -> None:
         """A round of zeros, for a worker that has no more data while others have. Its gradients are nobody's."""
         assert self._traffic is not None
         assert self.round is not None
         assert not self.arrived, "a round is open"
-        zeros = self.round
-        zeros.scale = self.scale
+        self.round.scale = self.scale
         kept = {name: member.parameter.grad for name, (_, member) in self._traffic.of.items()}
         for name, (_, member) in self._traffic.of.items():
             member.parameter.grad = None
@@ -207,7 +206,6 @@ class Gradients:
         for name, (_, member) in self._traffic.of.items():
             member.parameter.grad = kept[name]
         self._new_round()
-        return zeros
 
     def _has_grad(self, name: str) -> bool:
         return self._structure.params[name].parameter.grad is not None

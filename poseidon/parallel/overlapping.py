@@ -27,8 +27,9 @@ from poseidon.errors import UsageError
 from poseidon.parallel.parallel import Parallel
 from poseidon.parallel.pending import PendingGrad
 from poseidon.parallel.piecemeal import settings_of, step_some, takes_rows, why_not_piecemeal
-from poseidon.parallel.replica import Replica, Taker
+from poseidon.parallel.replica import Replica
 from poseidon.parallel.round import Round
+from poseidon.parallel.taker import Taker
 
 _CLIP_EPS = 1e-6  # as in clip_grad_norm_
 

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.utils import _pytree
 
 from poseidon.comm.free_factors import FreeFactors
@@ -29,8 +28,8 @@ from poseidon.parallel.gradients import Gradients
 from poseidon.parallel.measured import Measuring
 from poseidon.parallel.planning import Wishes, first_plan, plan_together
 from poseidon.parallel.reading import ReadWatch
-from poseidon.parallel.round import Round
 from poseidon.parallel.structure import Structure, find_structure
+from poseidon.parallel.taker import Taker
 from poseidon.parallel.traffic import Agreed, Traffic
 from poseidon.parallel.words import Saying, Word, check_alike
 from poseidon.run.facts import Fact, check_facts, version_facts
@@ -46,35 +45,6 @@ class ReplicaOptions:
     wishes: Wishes = field(default_factory=Wishes)
     find_unused_parameters: bool = False
     broadcast_buffers: bool = True
-
-
-class Taker:
-    """What becomes of a round at the end of backward; this one waits, and puts averages into `grad`.
-
-    needs_all_gradients   nothing is used before all are there: what the planner should know
-    """
-
-    needs_all_gradients = True
-    overlaps = False
-
-    def wants_rows(self, parameter: nn.Parameter) -> bool:
-        """True if a table's gradient is wanted as rows although its module gives a dense one."""
-        return False
-
-    def take(self, replica: Replica, round_: Round, used: Callable[[str], bool]) -> None:
-        replica.traffic.scheduler.drain()
-        for name, grad in round_.collect().items():
-            if used(name):
-                replica.structure.params[name].parameter.grad = grad
-
-    def refresh(self) -> None:
-        """Other parameters learn now."""
-
-    def check_step(self, optimizer: Optimizer) -> None:
-        """An optimizer with parameters of the model is about to step: raises if it must not."""
-
-    def close(self) -> None:
-        """The model goes on without it."""
 
 
 class Replica:
@@ -181,7 +151,6 @@ class Replica:
     def install(self, taker: Taker) -> None:
         """Rounds end at this taker's from now on. The plan is made anew, for its needs."""
         self.traffic.scheduler.drain()
-        self.taker.close()
         self.taker = taker
         self._use(first_plan(self.structure, self.transport.size, self.options.wishes.wire))
         self.measure()

@@ -55,12 +55,6 @@ class Traffic:
     def _apply(self, parts: Sequence[Part], round_: Round) -> None:
         round_.take(parts)
 
-    def wait_for(self, name: str) -> None:
-        """Returns when nothing of the parameter's is on its way."""
-        found = self.of.get(name)
-        if found is not None:
-            self.scheduler.wait(found[0].unit.index)
-
     def state(self) -> dict[str, dict[str, Tensor]]:
         """What this worker still owes the others, by the names of a unit's parameters."""
         states = {" ".join(exchange.unit.params): exchange.state() for exchange in self.exchanges}
