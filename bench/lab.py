@@ -30,7 +30,7 @@ def run_once(contender: str, subject: str, options: argparse.Namespace) -> dict[
     name, _, bucket = contender.partition("@")
     command = [sys.executable, "-m", "bench.netlab", "run", "-n", str(options.hosts), "--rate", options.rate, "--"]
     command += [sys.executable, "-m", "bench.lab_worker", "--contender", name, "--subject", subject]
-    command += ["--iterations", str(options.iterations), "--bandwidth-bps", str(parse_bandwidth(options.rate))]
+    command += ["--iterations", str(options.iterations)]
     if bucket:
         command += ["--bucket-mb", bucket]
     if options.compute_s is not None:

@@ -37,6 +37,7 @@ from poseidon.run.layer_times import LayerTime, estimated_times, scaled_times
 from poseidon.run.profile import profile_net
 from poseidon.spec import parse_net
 from poseidon.transport.c10d import C10dOptions, Master, connect
+from poseidon.transport.probe import probe
 
 Iterate = Callable[[], None]
 
@@ -71,11 +72,15 @@ class Ours:
         self._factors = {node.layer.name: _factors(node) for node in self.net.graph.nodes}
 
     def _plan(self, options: argparse.Namespace, size: int) -> CommPlan:
+        links = probe(self.transport)
         cluster = Cluster(
             node_workers=(1,) * size,
-            bandwidth_bps=options.bandwidth_bps,
-            latency_s=options.latency_s,
-            send_s=options.send_s,
+            bandwidth_bps=links.bandwidth_bps,
+            latency_s=links.latency_s,
+            overhead_s=links.overhead_s,
+            gather_share=links.gather_share,
+            push_share=links.push_share,
+            send_s=0.0,  # the processor's time, which a GPU does not miss
             flops=GPU_FLOPS,
             update_bps=GPU_UPDATE_ELEMS * 32,
         )
@@ -194,15 +199,12 @@ class Ddp:
         dist.destroy_process_group()
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contender", required=True)
     parser.add_argument("--subject", choices=SUBJECTS, required=True)
     parser.add_argument("--compute-s", type=float)
     parser.add_argument("--iterations", type=int, default=8)
-    parser.add_argument("--bandwidth-bps", type=float, default=117.5e6 * 8)
-    parser.add_argument("--latency-s", type=float, default=2e-3)
-    parser.add_argument("--send-s", type=float, default=1e-3)
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--address", default=None)
     parser.add_argument("--pauses", type=float, default=0.0, help="how likely a worker pauses in an iteration")
@@ -236,9 +238,9 @@ def main() -> int:
         if isinstance(contender, Ours):
             facts["predicted_s"] = contender.plan.iteration_s
             facts["bytes_sent"] = sum(unit.bytes_sent for unit in contender.plan.units)
-        print(json.dumps(facts))
-    return 0
+        print(json.dumps(facts), flush=True)
+    os._exit(0)  # a process with one of DDP's communication hooks does not end by itself
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -22,7 +22,6 @@ from typing import Any
 from bench.lab_device import Pauses
 from bench.lab_nets import SUBJECTS
 from bench.lab_worker import build
-from poseidon.plan import parse_bandwidth
 from poseidon.run.layer_times import LayerTime
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +31,7 @@ PROBABILITY = 0.05
 def run_once(contender: str, options: argparse.Namespace) -> dict[str, Any]:
     command = [sys.executable, "-m", "bench.netlab", "run", "-n", str(options.hosts), "--rate", options.rate, "--"]
     command += [sys.executable, "-m", "bench.lab_worker", "--contender", contender, "--subject", options.subject]
-    command += ["--iterations", str(options.iterations), "--bandwidth-bps", str(parse_bandwidth(options.rate))]
+    command += ["--iterations", str(options.iterations)]
     command += ["--pauses", str(PROBABILITY), "--calm", str(options.calm)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

@@ -2,6 +2,9 @@
 
     α  latency_s       one step of a ring with tiny messages, all workers at once: a message's cost besides its bytes
     β  bandwidth_bps   payload bits per second of one NIC, in each direction, while all NICs send and receive
+    o  overhead_s      what is left of a step's α when several all-reduces are on their way: the hosts' own work
+    gather_share       the part of β that a gather gets, and
+    push_share         that a reduction to shards does: both run in Python, and wake up more threads
 
 β: one worker of each host sends to the next host and receives from the previous one, all at the same time. On a single
 host all workers do. The amount is at least 16 MB where the link allows; a first, small try decides, so that the probe
@@ -25,7 +28,7 @@ from itertools import pairwise
 import torch
 
 from poseidon.transport.base import OWN_TAGS, Transport, Work
-from poseidon.transport.collectives import all_gather
+from poseidon.transport.collectives import all_gather, reduce_shards
 
 PROBE_TAG = OWN_TAGS + 2
 FIRST_STEPS = 4
@@ -37,6 +40,10 @@ MOST_BYTES = 256 << 20
 PIECE_BYTES = 1 << 20
 OPEN_PIECES = 8
 NUM_PASSES = 2
+OPEN_SUMS = 4
+NUM_SUM_PASSES = 5
+SHARE_S = 0.1
+LEAST_SHARE = 0.2
 MEMORY_BYTES = 8 << 20
 NUM_MEMORY_PASSES = 4
 TARGET_S = 0.3
@@ -52,6 +59,9 @@ class LinkFacts:
     latency_s: float
     bandwidth_bps: float
     probed_bytes: int
+    overhead_s: float = 0.0
+    gather_share: float = 1.0
+    push_share: float = 1.0
 
     def __str__(self) -> str:
         speed = "" if math.isinf(self.bandwidth_bps) else f", {self.bandwidth_bps / 1e6:.0f} Mbit/s per NIC each way"
@@ -71,7 +81,13 @@ def probe(transport: Transport, hosts: Sequence[int] | None = None) -> LinkFacts
     num_bytes = _amount(FIRST_BYTES / max(_shared(transport, _pass_s(transport, ring, FIRST_BYTES))))
     # The better of two: what else these hosts do just now can only make a link look slower.
     seconds = min(max(_shared(transport, _pass_s(transport, ring, num_bytes))) for _ in range(NUM_PASSES))
-    return LinkFacts(transport.size, num_hosts, latency_s, num_bytes * 8 / seconds, num_bytes)
+    bandwidth_bps = num_bytes * 8 / seconds
+    steps = 2 * (num_hosts - 1)
+    overhead_s = min(latency_s, _sum_s(transport) / steps) if steps else 0.0
+    gather_share, push_share = _shares(transport, num_hosts, bandwidth_bps)
+    return LinkFacts(
+        transport.size, num_hosts, latency_s, bandwidth_bps, num_bytes, overhead_s, gather_share, push_share
+    )
 
 
 def probe_memory(transport: Transport) -> float | None:
@@ -89,6 +105,39 @@ def probe_memory(transport: Transport) -> float | None:
         work.wait()
         seconds.append(max(_shared(transport, time.perf_counter() - started_s)))
     return (2 * num_here + 1) * MEMORY_BYTES * 8 / min(seconds)
+
+
+def _sum_s(transport: Transport) -> float:
+    """The time of a tiny all-reduce when OPEN_SUMS of them are on their way."""
+    tensors = [torch.zeros(16) for _ in range(OPEN_SUMS)]
+    seconds = []
+    for _ in range(NUM_SUM_PASSES):
+        _shared(transport, 0.0)  # all start together
+        started_s = time.perf_counter()
+        for work in [transport.all_reduce(tensor) for tensor in tensors]:
+            work.wait()
+        seconds.append(max(_shared(transport, time.perf_counter() - started_s)) / OPEN_SUMS)
+    return statistics.median(seconds)
+
+
+def _shares(transport: Transport, num_hosts: int, bandwidth_bps: float) -> tuple[float, float]:
+    """How close to β a gather and a reduction to shards come, of as many bytes through a NIC as take SHARE_S."""
+    if num_hosts == 1:
+        return 1.0, 1.0
+    each = int(min(MOST_BYTES, max(FIRST_BYTES, bandwidth_bps / 8 * SHARE_S)) / (num_hosts - 1)) // 4
+    blocks = [torch.zeros(each) for _ in range(transport.size)]
+    num_bytes = each * 4 * (transport.size - transport.size // num_hosts)
+    limit_s = num_bytes * 8 / bandwidth_bps
+    shares = []
+    for collective in (all_gather, reduce_shards):
+        seconds = []
+        for _ in range(NUM_PASSES):
+            _shared(transport, 0.0)  # all start together
+            started_s = time.perf_counter()
+            collective(transport, blocks, tag=PROBE_TAG).wait()
+            seconds.append(max(_shared(transport, time.perf_counter() - started_s)))
+        shares.append(min(1.0, max(LEAST_SHARE, limit_s / min(seconds))))
+    return shares[0], shares[1]
 
 
 def _amount(bytes_per_s: float) -> int:

@@ -21,6 +21,7 @@ MB = 1 << 20
 def _small(monkeypatch):
     monkeypatch.setattr(probing, "LEAST_BYTES", 2 * MB)
     monkeypatch.setattr(probing, "MOST_BYTES", 4 * MB)
+    monkeypatch.setattr(probing, "SHARE_S", 0.0)
 
 
 class Listing(InprocTransport):
@@ -51,7 +52,10 @@ def test_one_worker_of_each_host_measures_its_nic():
     moved = MB + probing.NUM_PASSES * facts.probed_bytes
     assert [large for _, large in answers] == [{2: moved}, {}, {3: moved}, {0: moved}, {}]
     assert 0 < facts.latency_s < 10
+    assert 0 < facts.overhead_s <= facts.latency_s
     assert 0 < facts.bandwidth_bps < math.inf
+    assert 0 < facts.gather_share <= 1
+    assert 0 < facts.push_share <= 1
 
 
 def test_on_a_single_host_all_workers_take_part():
