@@ -19,6 +19,7 @@ of some ranks only are the network's own. Payload is counted where it crosses be
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -117,7 +118,7 @@ class LevelTransport:
         leaders = [members[0] for members in self._members]
         self._leaders = wire.subgroup(leaders) if len(leaders) > 1 else None
         self._tally = Tally()
-        self._num_sums = 0
+        self._sums = itertools.count()
         self._turns = _Turns(self._check)
 
     @property
@@ -183,7 +184,7 @@ class LevelTransport:
         problem = self.loss(what)
         if problem is not None:
             raise problem
-        turn, self._num_sums = self._num_sums, self._num_sums + 1
+        turn = next(self._sums)
         others = tuple(peer.rank for peer in self.peers if peer.rank != self.peers[self.rank].rank)
         return self.engine.submit(object(), lambda: self._sum(tensor, turn), what, others)
 
