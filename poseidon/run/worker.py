@@ -27,7 +27,7 @@ from poseidon.plan import PlanRequest
 from poseidon.run.attempt import attempt
 from poseidon.run.cards import Card, nodes_of, threads_of
 from poseidon.run.distribute import DistributeOptions, distribute
-from poseidon.run.exits import LOST_ANOTHER
+from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.planning import Links, Planned, Planning, plan_together
 from poseidon.run.rendezvous import Place
@@ -195,7 +195,7 @@ def _ended_by_all(transport: C10dTransport, face: Face) -> Iterator[None]:
         yield
     except (WorkersFailed, WorkersDiffer) as problem:
         # All raise the same: who left before the last one has heard it would look like one more problem.
-        sentinel.problem = problem
+        sentinel.problem, sentinel.code = problem, MISTAKE
         with contextlib.suppress(TransportError):
             transport.barrier(END_S)
         raise
@@ -203,11 +203,11 @@ def _ended_by_all(transport: C10dTransport, face: Face) -> Iterator[None]:
         sentinel.problem = problem
         raise
     except PoseidonError as problem:
-        sentinel.problem = PoseidonError(f"{own}: {problem}")
+        sentinel.problem, sentinel.code = PoseidonError(f"{own}: {problem}"), MISTAKE
         transport.abort(str(problem))
         raise sentinel.problem from problem
     except BaseException as problem:
-        sentinel.problem = PoseidonError(f"{own}: {type(problem).__name__}: {problem}")
+        sentinel.problem, sentinel.code = PoseidonError(f"{own}: {type(problem).__name__}: {problem}"), CRASHED
         transport.abort(f"{type(problem).__name__}: {problem}")
         raise
     finally:
@@ -218,11 +218,12 @@ def _ended_by_all(transport: C10dTransport, face: Face) -> Iterator[None]:
 class _Sentinel:
     """Ends the process if it is still there a moment after somebody was lost, itself included.
 
-    `problem` is what it says then: what the worker has met itself, else who was lost.
+    `problem` is what it says then: what the worker has met itself, else who was lost; `code` is its exit code.
     """
 
     def __init__(self, transport: C10dTransport, face: Face) -> None:
         self.problem: PoseidonError | None = None
+        self.code = LOST_ANOTHER
         self._transport, self._face = transport, face
         self._is_over = threading.Event()
         threading.Thread(target=self._watch, name="sentinel", daemon=True).start()
@@ -236,4 +237,4 @@ class _Sentinel:
             loss = self._transport.loss("computing")
         if loss is not None and not self._is_over.wait(END_S):
             self._face.farewell(self.problem or loss)
-            os._exit(LOST_ANOTHER)
+            os._exit(self.code)

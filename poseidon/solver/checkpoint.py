@@ -16,7 +16,7 @@ from poseidon.net.layer import text_of
 from poseidon.net.weights import load_weights
 from poseidon.net.weights_binary import net_message
 from poseidon.net.weights_copy import Weights, WeightsCopy, WeightsView
-from poseidon.net.weights_hdf5 import is_hdf5, write_hdf5
+from poseidon.net.weights_hdf5 import write_hdf5
 from poseidon.solver import events
 from poseidon.solver.background import BackgroundWriter
 from poseidon.solver.continuation import net_state, restore_net
@@ -61,7 +61,7 @@ class _Taken:
     solver: Solver
 
     def write(self) -> None:
-        as_hdf5 = is_hdf5(str(self.files.model))
+        as_hdf5 = self.files.model.suffix == ".h5"
         write_snapshot(
             self.files,
             iteration=self.iteration,

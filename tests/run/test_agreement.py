@@ -123,5 +123,5 @@ def test_training_votes_rarely_by_default(listing):
         return sent
 
     sent = in_team(2, solver_param(net_text(listing, batch=2)), act, options=DistributeOptions(agree_s=1e9))[0]
-    assert set(sent) == {0, 24}
+    assert set(sent) == {0, 32}
     assert sum(1 for num_bytes in sent if num_bytes) == 3  # turns 1, 5 and 21
