@@ -66,6 +66,8 @@ def test_training_goes_on_while_a_snapshot_waits_for_the_disk(listing, tmp_path,
     assert heard.of(events.SnapshotWritten) == []
     disk.may_write.set()
     solver.writer.wait()
+    (model,) = tmp_path.glob("s_iter_3.caffemodel*")
+    assert (model.read_bytes()[:4] == b"\x89HDF") == (form == "HDF5")
     other, _ = made(solver.param)
     other.step(3)
     moment = values(other)
