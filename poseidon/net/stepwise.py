@@ -198,9 +198,8 @@ class Stepwise:
         finally:
             draws.clock = now
             _carry(node, states)
-            with torch.no_grad():
-                for parameter, value in kept:
-                    parameter.copy_(value)
+            for parameter, value in kept:
+                parameter.data.copy_(value)  # unnoticed by autograd: the graph just made may need it
         station.call = _Call(bottoms, tops, _versions(node), clock, before)
         return station.call
 

@@ -306,6 +306,22 @@ def test_backward_reads_parameters_and_blobs_as_they_are_now(tmp_path):
     assert net.params["ip"][0].diff.tolist() == [[22, 26]]
 
 
+def test_backward_through_frozen_parameters_without_a_forward_pass(tmp_path):
+    net = build(
+        tmp_path,
+        """force_backward: false input: 'x' input_shape { dim: 1 dim: 2 }
+           layer { name: 'first' type: 'InnerProduct' bottom: 'x' top: 'h' inner_product_param { num_output: 2 } }
+           layer { name: 'frozen' type: 'InnerProduct' bottom: 'h' top: 'y' param { lr_mult: 0 }
+                   inner_product_param { num_output: 1 bias_term: false } loss_weight: 1 }""",
+        caffe.TRAIN,
+    )
+    net.params["frozen"][0].data[...] = [[3, 4]]
+    net.backward()
+    assert net.blobs["h"].diff.tolist() == [[3, 4]]
+    assert net.params["first"][1].diff.tolist() == [3, 4]
+    assert net.params["frozen"][0].data.tolist() == [[3, 4]]
+
+
 def test_nets_share_parameters(tmp_path):
     one, two = build(tmp_path, SIMPLE, caffe.TRAIN), build(tmp_path, SIMPLE, caffe.TRAIN)
     assert not equal_params(one, two)
