@@ -15,6 +15,7 @@ from poseidon.convert.fold import fold
 from poseidon.convert.inputs import random_inputs
 from poseidon.convert.steps import outputs_of
 from poseidon.convert.to_caffe.convert import import_model
+from poseidon.spec import read_net
 from tests.convert.harness import close, run_as_onnx, run_as_torch
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -22,15 +23,24 @@ NAMES = sorted(path.parent.name for path in MODELS.glob("*/deploy.prototxt"))
 INPUTS = {"lenet": (1, 28, 28), "cifar10_quick": (3, 32, 32), "alexnet": (3, 227, 227)}
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def exported(request):
-    """A net, inputs, and what it makes of them; scores rather than probabilities, which saturate."""
-    net, _ = net_to_export(MODELS / request.param / "deploy.prototxt", None, Deployment())
+def seasoned(name: str):
+    """A net up to its scores, since probabilities saturate, with BatchNorm statistics as after training: fresh ones are
+    zeros."""
+    source = read_net(MODELS / name / "deploy.prototxt")
+    (scores,) = (layer.bottom[0] for layer in source.net.layer if layer.type == "Softmax")
+    net, _ = net_to_export(MODELS / name / "deploy.prototxt", None, Deployment(outputs=(scores,)))
     with torch.no_grad():
         for layer in net.layers.values():
-            if layer.type_name == "BatchNorm":  # as after training: fresh statistics are zeros
+            if layer.type_name == "BatchNorm":
                 for index, value in enumerate((0.1, 1.3, 1.0)):
                     layer.param_owner(index).fill_(value)
+    return net
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def exported(request):
+    """A net, inputs, and what it makes of them."""
+    net = seasoned(request.param)
     extents = Extents(net.graph)
     inputs = random_inputs(net, extents.resized(batch=2))
     return request.param, net, extents, inputs, run_net(net, inputs, list(outputs_of(net)))
@@ -56,10 +66,10 @@ def test_folded(exported):
 
 
 @pytest.mark.parametrize("target", ["torch", "onnx"])
-@pytest.mark.parametrize("name", ["lenet", "cifar10_quick", "googlenet"])
+@pytest.mark.parametrize("name", ["lenet", "cifar10_quick", "googlenet", "resnet50"])
 def test_there_and_back_again(name, target, tmp_path):
     """prototxt → PyTorch or ONNX → prototxt keeps the numbers."""
-    net, _ = net_to_export(MODELS / name / "deploy.prototxt", None, Deployment())
+    net = seasoned(name)
     report = export_net(
         net, tmp_path / "model.py" if target == "torch" else tmp_path / "model.onnx", ExportOptions(target, check=False)
     )
