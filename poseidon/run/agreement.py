@@ -55,6 +55,8 @@ class Agreement:
         self._asked = max(self._asked, request, key=_RANKS.index)
         self._turn += 1
         decided = Action.NONE if self._vote is None else self._read(self._vote)
+        if decided is self._asked is Action.SNAPSHOT:  # asked for since the vote began: the one taken now is that one
+            self._asked = Action.NONE
         if testing != self._testing:  # rounds of a test take another time than iterations: measure anew
             self._testing, self._pause, self._next_turn = testing, 1, self._turn
         if self._turn >= self._next_turn:
