@@ -65,8 +65,11 @@ def test_folded(exported):
     close(run_net(folded.net, inputs, list(wanted)), wanted)
 
 
-@pytest.mark.parametrize("target", ["torch", "onnx"])
-@pytest.mark.parametrize("name", ["lenet", "cifar10_quick", "googlenet", "resnet50"])
+ROUND_TRIPS = [*((name, target) for name in ("lenet", "cifar10_quick", "googlenet") for target in ("torch", "onnx"))]
+ROUND_TRIPS.append(("resnet50", "torch"))
+
+
+@pytest.mark.parametrize(("name", "target"), ROUND_TRIPS)
 def test_there_and_back_again(name, target, tmp_path):
     """prototxt → PyTorch or ONNX → prototxt keeps the numbers."""
     net = seasoned(name)
