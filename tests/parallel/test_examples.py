@@ -43,7 +43,7 @@ def test_char_transformer(worker_pool):
     text = run(worker_pool, "char_transformer", "--steps", "10", "--hashes", "5000", "--width", "16", "--length", "24")
     first, last = losses(text)
     assert last < first
-    assert re.search(r"grams.weight .*ROWS", text)
+    assert "iteration" in text.split("cluster")[1]  # the plan; what it says depends on how fast this host is
 
 
 def test_finetune_head(worker_pool):
