@@ -5,8 +5,10 @@ throws fails its test. POSEIDON_CHROMIUM names another executable.
 
     def test_something(page):
         page.goto(url)
-        assert page.locator("h1").text_content() == "…"
+        expect(page.locator("h1")).to_have_text("…")       # waits; from playwright.sync_api import expect
         page.screenshot(path=...)
+
+(`page.wait_for_function` evaluates text in the page, which a page's content security policy may forbid.)
 """
 
 from __future__ import annotations

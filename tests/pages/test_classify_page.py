@@ -17,6 +17,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from playwright.sync_api import expect
 
 import caffe
 from poseidon.cli import POSEIDON, main, parse
@@ -93,10 +94,10 @@ def rows(page) -> list[tuple[str, str]]:
 def test_an_image_that_is_chosen_shows_its_best_classes(server, folder, page, tmp_path):
     page.goto(server.url)
     assert page.title() == "poseidon classify"
-    page.wait_for_function("document.getElementById('net').textContent === 'colours'")
+    expect(page.locator("#net")).to_have_text("colours")
     page.set_input_files("#file", folder / "image.png")
     assert rows(page) == [(label, f"{100 * score:.1f} %") for label, score in expected(folder)]
-    assert re.fullmatch(r"\d+ ms", page.locator("#status").text_content())
+    expect(page.locator("#status")).to_have_text(re.compile(r"^\d+ ms$"))
     assert page.locator("#shown").evaluate("image => [image.naturalWidth, image.naturalHeight]") == [60, 40]
     assert page.locator("#results b").count() == 0  # a label is text, whatever it looks like
     widths = page.locator(".bar i").evaluate_all("bars => bars.map(bar => parseFloat(bar.style.width))")
