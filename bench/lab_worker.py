@@ -78,6 +78,8 @@ class Ours:
             bandwidth_bps=links.bandwidth_bps,
             latency_s=links.latency_s,
             overhead_s=links.overhead_s,
+            own_latency_s=links.own_latency_s,
+            own_overhead_s=links.own_overhead_s,
             gather_share=links.gather_share,
             push_share=links.push_share,
             send_s=0.0,  # the processor's time, which a GPU does not miss

@@ -7,7 +7,8 @@ Every node has one network interface, full duplex, of `bandwidth_bps`. A message
     bytes / β         on the wire
 
 (LogGP's L, o and G.) Every send besides takes `send_s` of the worker's own time: threads wake up. All-reduces run in
-C++; what the other schemes do, they do in Python, and each of their collectives takes `collective_s` more.
+C++; what the other schemes do, they do in Python: their messages have an α and an o of their own, and each of their
+collectives takes `collective_s` more.
 
 A measured bandwidth is one of payload. One that people write ("1gbit") is the link's: frames, IP and TCP headers take
 6% of it, see PAYLOAD_SHARE.
@@ -37,6 +38,7 @@ class Cluster:
     node_workers    how many workers each node has
     bandwidth_bps   payload of one node's interface, each way, in bits per second
     local_bps       memory of one node, in bits per second
+    own_latency_s, own_overhead_s    α and o where Python has a hand in every message; None: as of an all-reduce
     gather_share    part of the bandwidth that handing blocks around gets, where an all-reduce gets all of it
     push_share      the same for pieces sent to all peers at once
     flops           matrix products on a worker's device, in FLOP/s
@@ -47,6 +49,8 @@ class Cluster:
     bandwidth_bps: float
     latency_s: float = DEFAULT_LATENCY_S
     overhead_s: float = 0.0
+    own_latency_s: float | None = None
+    own_overhead_s: float | None = None
     send_s: float = DEFAULT_SEND_S
     collective_s: float = 0.0
     local_bps: float = DEFAULT_LOCAL_BPS
@@ -66,9 +70,19 @@ class Cluster:
         for name in ("gather_share", "push_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise PlanError(f"a cluster's {name} must be above 0 and at most 1, got {getattr(self, name)}")
-        for name in ("latency_s", "overhead_s", "send_s", "collective_s"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
-                raise PlanError(f"a cluster's {name} must be seconds, 0 or more, got {getattr(self, name)}")
+        for name in ("latency_s", "overhead_s", "own_latency_s", "own_overhead_s", "send_s", "collective_s"):
+            seconds = getattr(self, name)
+            if seconds is not None and not (math.isfinite(seconds) and seconds >= 0):
+                raise PlanError(f"a cluster's {name} must be seconds, 0 or more, got {seconds}")
+
+    def message(self, *, is_own: bool) -> tuple[float, float]:
+        """α and o of a message: of one of our own collectives, or of an all-reduce."""
+        if not is_own:
+            return self.latency_s, self.overhead_s
+        return (
+            self.latency_s if self.own_latency_s is None else self.own_latency_s,
+            self.overhead_s if self.own_overhead_s is None else self.own_overhead_s,
+        )
 
     @property
     def num_workers(self) -> int:

@@ -100,7 +100,8 @@ class Phase:
 
     `share` is the part of the bandwidth it gets; `waited_bytes` are those that a unit waits for although they are on
     other workers' links, not this one's.
-    `is_pull` marks the leg that comes after the owners' update, `is_once` what goes with a unit's first send only.
+    `is_pull` marks the leg that comes after the owners' update, `is_once` what goes with a unit's first send only,
+    `is_own` what is one of our own collectives.
     """
 
     sent: tuple[float, ...]
@@ -111,6 +112,7 @@ class Phase:
     waited_bytes: float = 0.0
     is_pull: bool = False
     is_once: bool = False
+    is_own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ class CostModel:
             return [push, replace(pull, is_pull=False)]
         num_nodes = self.cluster.num_nodes
         each = (2 * self.wire_bytes(load) * load.num_elems * (num_nodes - 1) / num_nodes,) * num_nodes
-        return [Phase(each, each, 2 * (num_nodes - 1), 1.0, self._dense_memory(load))]
+        return [Phase(each, each, 2 * (num_nodes - 1), 1.0, self._dense_memory(load), is_own=False)]
 
     def _doubling(self, load: Load) -> list[Phase]:
         if self._most_workers > 1:
@@ -240,7 +242,7 @@ class CostModel:
             dense * workers * (1 - share)
             for workers, share in zip(self.cluster.node_workers, self._shares, strict=True)
         )
-        up = Phase(each, each, levels, 1.0, self._dense_memory(load), waited_bytes)
+        up = Phase(each, each, levels, 1.0, self._dense_memory(load), waited_bytes, is_own=False)
         return [up, replace(up, local_bytes=0.0, is_pull=True)]
 
     def _factors(self, load: Load) -> list[Phase]:
@@ -315,11 +317,12 @@ class CostModel:
     # -- seconds ----------------------------------------------------------------------------------------------------
     def _leg(self, phase: Phase) -> Leg:
         cluster = self.cluster
+        latency_s, overhead_s = cluster.message(is_own=phase.is_own)
         return Leg(
             wire_s=8 * max(*phase.sent, *phase.received) / (cluster.bandwidth_bps * phase.share),
             local_s=8 * phase.local_bytes / cluster.local_bps,
-            latency_s=phase.num_steps * cluster.latency_s + 8 * phase.waited_bytes / cluster.bandwidth_bps,
-            overhead_s=phase.num_steps * cluster.overhead_s,
+            latency_s=phase.num_steps * latency_s + 8 * phase.waited_bytes / cluster.bandwidth_bps,
+            overhead_s=phase.num_steps * overhead_s,
         )
 
     def _apply_s(self, scheme: Scheme, load: Load) -> float:

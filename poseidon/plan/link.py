@@ -3,17 +3,20 @@
 Operations start in the given order, each when it is ready, when the one before it has started, and when fewer than
 `in_flight` are on their way. The link serves them one after the other; each holds it for
 
-    hold = max(bytes / β, memory, steps · o)
+    hold = √((bytes / β)² + (steps · o)²), and no less than memory
 
 and is done, counted from when its turn comes, after
 
     total = steps · α + memory + bytes / β          (no less than hold)
 
-So latencies of operations on their way together overlap, bytes do not.
+So latencies of operations on their way together overlap, bytes do not. What hosts do for messages overlaps with the
+bytes only in part: measured on 8 hosts, all-reduces of 0.25 kB, 128 kB and 1 MB, four on their way, take 15, 17 and 21
+ms each, where bytes alone take 0, 2 and 16.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from heapq import heappush, heapreplace
 
@@ -31,7 +34,7 @@ class Operation:
 def operation(leg: Leg, share: float, once_s: float = 0.0) -> Operation:
     """The send of a share of a unit, with `once_s` more on the wire."""
     wire_s, local_s = leg.wire_s * share + once_s, leg.local_s * share
-    hold_s = max(wire_s, local_s, leg.overhead_s)
+    hold_s = max(math.sqrt(wire_s * wire_s + leg.overhead_s * leg.overhead_s), local_s)
     return Operation(hold_s, max(leg.latency_s + local_s + wire_s, hold_s))
 
 

@@ -11,7 +11,7 @@ Schemes: all combinations if they are few, most promising first, as long as a lo
 two starts (fewest bytes; all RING) one decision is changed at a time while that helps. Bundles without structure then
 are one decision. Every candidate's sizes and orders are tried.
 
-Same input, same plan: only +, −, ·, / and comparisons decide, in an order that does not depend on dicts or sets.
+Same input, same plan: only +, −, ·, /, √ and comparisons decide, in an order that does not depend on dicts or sets.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """Probe: latency and bandwidth of the links, measured at the start of a job, as the plan needs them.
 
-    α  latency_s       one step of a ring with tiny messages, all workers at once: a message's cost besides its bytes
+    α  latency_s       one step of an all-reduce of next to nothing: a message's cost besides its bytes
     β  bandwidth_bps   payload bits per second of one NIC, in each direction, while all NICs send and receive
-    o  overhead_s      what is left of a step's α when several all-reduces are on their way: the hosts' own work
-    gather_share       the part of β that a gather gets, and
-    push_share         that a reduction to shards does: both run in Python, and wake up more threads
+    o  overhead_s      what is left of α when several all-reduces are on their way: the hosts' own work
+    own_latency_s, own_overhead_s      the same of our own collectives, where Python has a hand in every message
+    gather_share, push_share           the part of β that a gather gets, and a reduction to shards
 
 β: one worker of each host sends to the next host and receives from the previous one, all at the same time. On a single
 host all workers do. The amount is at least 16 MB where the link allows; a first, small try decides, so that the probe
-takes less than two seconds. All workers get the same figures, to the bit: the median α, and the β of the slowest NIC,
-which is the pace of a ring.
+takes less than two seconds. All workers get the same figures, to the bit: those of the
+slowest NIC, which is the pace of a ring. α and o are taken at this number of workers: on hosts short of processors they
+grow with it.
 
 Memory that workers of a node share: the bits per second at which it is passed through when they sum a tensor of n bytes
 in it, (2 g + 1) · n for g workers as the plan counts; of the slowest node.
@@ -21,19 +22,16 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import torch
 
 from poseidon.transport.base import OWN_TAGS, Transport, Work
-from poseidon.transport.collectives import all_gather, reduce_shards
+from poseidon.transport.collectives import all_gather, reduce_shards, shards_of
 
 PROBE_TAG = OWN_TAGS + 2
-FIRST_STEPS = 4
-MOST_STEPS = 120
-LATENCY_S = 0.4
+SIDE_TAGS = OWN_TAGS + 16
 FIRST_BYTES = 1 << 20
 LEAST_BYTES = 16 << 20
 MOST_BYTES = 256 << 20
@@ -60,6 +58,8 @@ class LinkFacts:
     bandwidth_bps: float
     probed_bytes: int
     overhead_s: float = 0.0
+    own_latency_s: float | None = None
+    own_overhead_s: float | None = None
     gather_share: float = 1.0
     push_share: float = 1.0
 
@@ -75,18 +75,26 @@ def probe(transport: Transport, hosts: Sequence[int] | None = None) -> LinkFacts
     num_hosts = len(set(where))
     if transport.size == 1:
         return LinkFacts(1, 1, 0.0, math.inf, 0)
-    latency_s = _latency_s(transport)
+    num_steps = 2 * ((num_hosts if num_hosts > 1 else transport.size) - 1)
+    sums, pushed, pulled = (_fixed_s(transport, start) for start in _tiny(transport))
     leaders = [where.index(host) for host in dict.fromkeys(where)]
     ring = leaders if num_hosts > 1 else list(range(transport.size))
     num_bytes = _amount(FIRST_BYTES / max(_shared(transport, _pass_s(transport, ring, FIRST_BYTES))))
     # The better of two: what else these hosts do just now can only make a link look slower.
     seconds = min(max(_shared(transport, _pass_s(transport, ring, num_bytes))) for _ in range(NUM_PASSES))
     bandwidth_bps = num_bytes * 8 / seconds
-    steps = 2 * (num_hosts - 1)
-    overhead_s = min(latency_s, _sum_s(transport) / steps) if steps else 0.0
     gather_share, push_share = _shares(transport, num_hosts, bandwidth_bps)
     return LinkFacts(
-        transport.size, num_hosts, latency_s, bandwidth_bps, num_bytes, overhead_s, gather_share, push_share
+        num_workers=transport.size,
+        num_hosts=num_hosts,
+        latency_s=sums[0] / num_steps,
+        bandwidth_bps=bandwidth_bps,
+        probed_bytes=num_bytes,
+        overhead_s=sums[1] / num_steps,
+        own_latency_s=(pushed[0] + pulled[0]) / num_steps,
+        own_overhead_s=(pushed[1] + pulled[1]) / num_steps,
+        gather_share=gather_share,
+        push_share=push_share,
     )
 
 
@@ -107,16 +115,35 @@ def probe_memory(transport: Transport) -> float | None:
     return (2 * num_here + 1) * MEMORY_BYTES * 8 / min(seconds)
 
 
-def _sum_s(transport: Transport) -> float:
-    """The time of a tiny all-reduce when OPEN_SUMS of them are on their way."""
-    tensors = [torch.zeros(16) for _ in range(OPEN_SUMS)]
+Start = Callable[[int], Work]
+"""Starts the collective of a number, counted from 0; those of different numbers run side by side."""
+
+
+def _tiny(transport: Transport) -> tuple[Start, Start, Start]:
+    """An all-reduce of next to nothing, a reduction to shards, a gather."""
+    tensors = [torch.zeros(transport.size) for _ in range(OPEN_SUMS)]
+    shards = [shards_of(tensor, transport.size) for tensor in tensors]
+    return (
+        lambda number: transport.all_reduce(tensors[number]),
+        lambda number: reduce_shards(transport, shards[number], tag=SIDE_TAGS + number),
+        lambda number: all_gather(transport, shards[number], tag=SIDE_TAGS + number),
+    )
+
+
+def _fixed_s(transport: Transport, start: Start) -> tuple[float, float]:
+    """The time of a collective of next to nothing: alone, and each of OPEN_SUMS that are on their way at once."""
+    alone_s, each_s = (_each_s(transport, start, number) for number in (1, OPEN_SUMS))
+    return alone_s, min(alone_s, each_s)
+
+
+def _each_s(transport: Transport, start: Start, number: int) -> float:
     seconds = []
     for _ in range(NUM_SUM_PASSES):
         _shared(transport, 0.0)  # all start together
         started_s = time.perf_counter()
-        for work in [transport.all_reduce(tensor) for tensor in tensors]:
+        for work in [start(place) for place in range(number)]:
             work.wait()
-        seconds.append(max(_shared(transport, time.perf_counter() - started_s)) / OPEN_SUMS)
+        seconds.append(max(_shared(transport, time.perf_counter() - started_s)) / number)
     return statistics.median(seconds)
 
 
@@ -144,32 +171,6 @@ def _amount(bytes_per_s: float) -> int:
     """How much to send at about this speed."""
     wanted = max(LEAST_BYTES, min(MOST_BYTES, bytes_per_s * TARGET_S))
     return max(FIRST_BYTES, int(min(wanted, bytes_per_s * LIMIT_S)) // PIECE_BYTES * PIECE_BYTES)
-
-
-def _latency_s(transport: Transport) -> float:
-    first_s = max(_shared(transport, statistics.fmean(_steps_s(transport, FIRST_STEPS))))
-    num_steps = min(MOST_STEPS, max(FIRST_STEPS, int(LATENCY_S / first_s)))
-    return statistics.median(_shared(transport, statistics.median(_steps_s(transport, num_steps))))
-
-
-def _steps_s(transport: Transport, num_steps: int) -> list[float]:
-    """The time of each step around the ring: everybody sends to the right and hears from the left."""
-    left, right = (transport.rank - 1) % transport.size, (transport.rank + 1) % transport.size
-    outgoing, incoming = torch.zeros(16), torch.empty(16)
-    ends_s = []
-
-    def run() -> None:
-        ends_s.append(time.perf_counter())
-        for _ in range(num_steps):
-            arrival = transport.recv(incoming, left, PROBE_TAG)
-            departure = transport.send(outgoing, right, PROBE_TAG)
-            arrival.wait()
-            departure.wait()
-            ends_s.append(time.perf_counter())
-
-    # On the engine, where collectives run too.
-    transport.engine.submit(PROBE_TAG, run, "measuring latency").wait()
-    return [end_s - start_s for start_s, end_s in pairwise(ends_s)]
 
 
 def _pass_s(transport: Transport, ring: list[int], num_bytes: int) -> float:

@@ -116,7 +116,7 @@ class SlowSimulator:
             wire += self.first_push(unit)
         if leg == "both" and unit.scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER):
             steps *= 2
-        hold = max(wire, steps * cluster.overhead_s)
+        hold = (wire**2 + (steps * cluster.overhead_s) ** 2) ** 0.5
         return hold, max(hold, wire + steps * cluster.latency_s)
 
     # -- time -------------------------------------------------------------------------------------------------------

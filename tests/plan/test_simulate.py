@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from itertools import pairwise
 
@@ -117,7 +118,7 @@ class TestByHand:
         profile = chain((0.0, 0.0, 1), (0.0, 0.0, 1))
         cluster = Cluster((1, 1), bandwidth_bps=8e6, latency_s=0.0, overhead_s=0.005, send_s=0.0)
         plan = make_plan(profile, cluster, PlanRequest(scheme=Scheme.RING, fuse_bytes=(0,)))
-        assert plan.iteration_s == pytest.approx(2 * 0.010)
+        assert plan.iteration_s == pytest.approx(2 * math.hypot(0.010, 0.001))
 
     @pytest.mark.parametrize(("kb", "scheme"), [(1, Scheme.DOUBLING), (40, Scheme.DOUBLING), (60, Scheme.RING)])
     def test_small_units_go_in_pairs(self, kb, scheme):
