@@ -27,9 +27,9 @@ from poseidon.data.datasets.database import write_mean
 from poseidon.data.datasets.download import PublishedFile, download
 from poseidon.data.datasets.idx import read_idx_images
 from poseidon.data.datasets.images import LabelledImages
-from poseidon.data.report import silent
 from poseidon.data.datum import DatumSource
 from poseidon.data.lmdb import LmdbStore
+from poseidon.data.report import silent
 from poseidon.errors import DataError, UsageError
 from poseidon.spec import caffe_pb2, read_binary
 from tests.data.make import result_or_error
