@@ -127,6 +127,15 @@ def test_operators_of_others_are_refused(tmp_path):
     assert "operators or functions of its own (com.example)" in refusal(tmp_path, model)
 
 
+@pytest.mark.parametrize("name", ["domain", "op_type", "name"])
+def test_names_that_are_no_text(name, tmp_path):
+    model = small_model()
+    setattr(model.graph.node[0], name, "spoil_me")
+    assert "a name in it is no text" in refusal(
+        tmp_path, model.SerializeToString().replace(b"spoil_me", b"sp\xfflt_me")
+    )
+
+
 def test_no_onnx_at_all(tmp_path):
     for data in (b"", b"not a model", b"\x89HDF\r\n\x1a\n" + b"\0" * 64, os.urandom(200), pickle.dumps({"a": 1})):
         refusal(tmp_path, data)

@@ -32,6 +32,8 @@ def read_onnx(path: str) -> Any:
         model.ParseFromString(data)
     except (DecodeError, ValueError, RecursionError) as problem:
         raise ConvertError(f"{path}: not an ONNX model: {problem}; copy or download it again") from None
+    if not _is_text(model):
+        raise ConvertError(f"{path}: not an ONNX model: a name in it is no text; copy or download it again")
     if not model.graph.node:
         raise ConvertError(f"{path}: found no nodes, expected an ONNX model")
     if len(model.graph.node) > MAX_NODES:
@@ -48,6 +50,17 @@ def read_onnx(path: str) -> Any:
     except Exception as problem:
         raise ConvertError(f"{path}: not a sound ONNX model: {str(problem).splitlines()[0]}") from None
     return model
+
+
+def _is_text(message: Any) -> bool:
+    """Whether all that should be text is: protobuf hands out bytes where it is not UTF-8."""
+    for field, value in message.ListFields():
+        values = value if field.is_repeated else [value]
+        if field.type == field.TYPE_STRING and not all(isinstance(entry, str) for entry in values):
+            return False
+        if field.type == field.TYPE_MESSAGE and not all(map(_is_text, values)):
+            return False
+    return True
 
 
 def _take_in_external(model: Any, path: Path) -> None:
