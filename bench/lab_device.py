@@ -26,17 +26,31 @@ class Pauses:
 
 
 class PacedDevice:
-    """Serves requests in the order they come, as one stream of kernels would; `run` returns when its own is done."""
+    """Serves requests in the order they come, as one stream of kernels would; they return when their own is done.
+
+    Layers follow one another without a gap, however late the thread that asks for them wakes up: a GPU has the next
+    kernel in its queue by then. Only where that thread had to wait for something else does the device stand still.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._busy_until = 0.0
+        self._busy_until = time.perf_counter()
         self._layers_left: int | None = None
         self._pause_s = 0.0
 
     def run(self, seconds: float) -> None:
+        """Something that could not be asked for before: an update, a product of what has arrived."""
+        self.waited()
+        self._run(seconds)
+
+    def waited(self) -> None:
+        """The device had nothing to do until now."""
         with self._lock:
-            self._busy_until = max(self._busy_until, time.perf_counter()) + seconds
+            self._busy_until = max(self._busy_until, time.perf_counter())
+
+    def _run(self, seconds: float) -> None:
+        with self._lock:
+            self._busy_until += seconds
             until = self._busy_until
         left = until - time.perf_counter()
         if left > 0:
@@ -51,5 +65,6 @@ class PacedDevice:
         if self._layers_left is not None:
             if self._layers_left == 0:
                 time.sleep(self._pause_s)
+                self.waited()
             self._layers_left = self._layers_left - 1 if self._layers_left else None
-        self.run(seconds)
+        self._run(seconds)

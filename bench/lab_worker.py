@@ -39,6 +39,7 @@ from poseidon.spec import parse_net
 from poseidon.transport.c10d import C10dOptions, Master, connect
 from poseidon.transport.probe import probe
 
+BRIEF_S = 1e-3  # less is Python, which a GPU's queue hides
 Iterate = Callable[[], None]
 
 
@@ -109,8 +110,11 @@ class Ours:
     def iterate(self) -> None:
         nodes = self.net.graph.nodes
         for node, seconds in zip(nodes, self.times, strict=True):
+            begin = time.perf_counter()
             for index in range(node.layer.num_params if node.layer.gate is not None else 0):
                 node.layer.gate(index)
+            if time.perf_counter() - begin > BRIEF_S:
+                self.device.waited()
             self.device.layer(seconds.forward_s)
         self.taps.arm(None)
         for node, seconds in zip(reversed(nodes), reversed(self.times), strict=True):
@@ -145,15 +149,17 @@ class _Paced(torch.autograd.Function):
     """A layer that takes its time, forward and backward, and gives its parameters gradients of their size."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: LayerTime, device: PacedDevice, *params: Tensor) -> Tensor:
-        ctx.seconds, ctx.device, ctx.params = seconds, device, params
+    def forward(
+        ctx: Any, x: Tensor, seconds: LayerTime, device: PacedDevice, grads: list[Tensor], *params: Tensor
+    ) -> Tensor:
+        ctx.seconds, ctx.device, ctx.grads = seconds, device, grads
         device.layer(seconds.forward_s)
         return x.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.device.layer(ctx.seconds.backward_s)
-        return grad, None, None, *(torch.zeros_like(param) for param in ctx.params)
+        return grad, None, None, None, *ctx.grads
 
 
 class _PacedModel(nn.Module):
@@ -170,10 +176,13 @@ class _PacedModel(nn.Module):
                     places.append(len(self.weights))
                     self.weights.append(nn.Parameter(torch.zeros_like(owner)))
             self.layers.append((seconds, places))
+        # Made once, for all contenders: a GPU's gradients cost the host no page faults.
+        self.gradients = [torch.zeros_like(weight) for weight in self.weights]
 
     def forward(self, x: Tensor) -> Tensor:
         for seconds, places in self.layers:
-            x = _Paced.apply(x, seconds, self.device, *[self.weights[place] for place in places])
+            gradients = [self.gradients[place] for place in places]
+            x = _Paced.apply(x, seconds, self.device, gradients, *[self.weights[place] for place in places])
         return x.sum()
 
 

@@ -28,7 +28,7 @@ of others.
 
 DOUBLING sums in pairs: in each of log2 P rounds two sums meet, whole and in full width, and are of twice as many
 workers afterwards. Workers beyond a power of two hand theirs to a partner before, and get the sum from it after: two
-messages more that follow one another.
+messages more that follow one another. A round counts as two steps of another collective.
 
 A bias that rides on a weight costs nothing beside that weight's factors.
 
@@ -53,6 +53,7 @@ from poseidon.plan.profile import FactorShape, RowShape
 from poseidon.plan.trees import tree_arity, tree_levels
 
 ROW_NUMBER_BYTES = 4
+WAKES_PER_ROUND = 2  # of DOUBLING: nothing else is under way meanwhile. Measured: a round takes twice a gather's step
 PUT_S = 5e-5  # what a notified put takes of the processor, both its ends together
 
 # What a send is made of besides all-reduces: rounds; push and pull; one gather; two pushes and a pull; sizes and rows.
@@ -211,7 +212,8 @@ class CostModel:
         num_doublings = num_workers.bit_length() - 1
         is_uneven = num_workers > 1 << num_doublings
         each = (float(load.elem_bytes * load.num_elems * (num_doublings + is_uneven)),) * num_workers
-        return [Phase(each, each, num_doublings + 2 * is_uneven, 1.0)]
+        num_rounds = num_doublings + 2 * is_uneven
+        return [Phase(each, each, WAKES_PER_ROUND * num_rounds, 1.0)]
 
     def _server(self, load: Load) -> list[Phase]:
         others = self.cluster.num_nodes - 1

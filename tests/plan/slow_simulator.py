@@ -67,7 +67,7 @@ class SlowSimulator:
             push, pull, steps = 2 * w * n * (P - 1) / P, 0.0, 2 * (P - 1)
         elif unit.scheme is Scheme.DOUBLING:
             rounds = next(k for k in range(P) if 2**k >= P)
-            push, pull, steps = e * n * rounds, 0.0, rounds + (2**rounds != P)
+            push, pull, steps = e * n * rounds, 0.0, 2 * (rounds + (2**rounds != P))
         elif unit.scheme is Scheme.SERVER:
             push, pull, steps = w * n * (P - 1) / P, w * n * (P - 1) / P, P - 1
         elif unit.scheme is Scheme.FACTORS:

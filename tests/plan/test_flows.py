@@ -101,5 +101,5 @@ def test_what_the_pattern_has_not():
     with pytest.raises(UsageError, match="a pattern is one of collective, gpi, got 'mpi'"):
         PlanRequest(pattern="mpi")
     data = json.loads(make_plan(profile(10), Cluster((1, 1), 1e9)).to_json()) | {"pattern": "gpi"}
-    with pytest.raises(PlanError, match="goes by DOUBLING, which the pattern 'gpi' has not"):
+    with pytest.raises(PlanError, match="goes by RING, which the pattern 'gpi' has not"):
         CommPlan.from_json(json.dumps(data))

@@ -290,7 +290,7 @@ class TestOddNets:
             ParamProfile("b", (30,), rides_with="w"),
         )
         plan = make_plan(NetProfile((LayerProfile("fc", 0.1, 0.2, ("w", "b")),), params), Cluster((1, 1), 1e9))
-        assert {name: unit.scheme for name, unit in plan.unit_of().items()} == {"w": Scheme.LOCAL, "b": Scheme.DOUBLING}
+        assert {name: unit.scheme for name, unit in plan.unit_of().items()} == {"w": Scheme.LOCAL, "b": Scheme.RING}
 
     def test_elements_of_different_size_are_not_fused(self):
         params = (ParamProfile("a", (3,), 4), ParamProfile("b", (3,), 8), ParamProfile("c", (3,), 4))
