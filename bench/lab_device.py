@@ -34,7 +34,8 @@ class PacedDevice:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._busy_until = time.perf_counter()
+        self._busy_until = 0.0
+        self._has_begun = False
         self._layers_left: int | None = None
         self._pause_s = 0.0
 
@@ -58,6 +59,9 @@ class PacedDevice:
 
     def begin(self, pause_at: int | None, seconds: float) -> None:
         """A new iteration: the worker pauses before its layer number `pause_at`, counted over both passes."""
+        if not self._has_begun:
+            self._has_begun = True
+            self.waited()
         self._layers_left, self._pause_s = pause_at, seconds
 
     def layer(self, seconds: float) -> None:
