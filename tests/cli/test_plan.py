@@ -133,7 +133,7 @@ def test_stages_choose_layers(plan, tmp_path):
         ((*FLAGS, "--workers=2", "--compute-ms=nan"), "expected a number above 0, got 'nan'"),
         ((*FLAGS, "--workers=2", "--compute-ms=x"), "expected a number, got 'x'"),
         ((*FLAGS, "--workers=2", "--compute-ms=5", "--measure"), "not both"),
-        ((*FLAGS, "--workers=2", "--scheme=local"), "expected one of auto, ring, doubling, server, factors, factor-server, rows"),
+        ((*FLAGS, "--workers=2", "--scheme=local"), "expected one of auto, ring, doubling, server"),
         ((*FLAGS, "--workers=2", "--wire=int8"), "expected one of fp32, bf16, fp16, got 'int8'"),
         ((*FLAGS, "--workers=2", "--units=fc"), "schemes of units are written NAME=SCHEME"),
         ((*FLAGS, "--workers=2", "--units=fc9=ring"), "no parameter that learns matches 'fc9'"),
