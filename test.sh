@@ -18,13 +18,14 @@ fi
 ensure_lab || chosen+=(--ignore=tests/faults)
 ensure_browser || chosen+=(--ignore=tests/pages)
 
-export OMP_NUM_THREADS=1 # pytest runs one process per core
+cores=$(env -u OMP_NUM_THREADS nproc) # nproc believes OMP_NUM_THREADS
+export OMP_NUM_THREADS=1              # pytest runs one process per core
 bin=.venv/bin
 if [ $# -eq 0 ]; then
     "$bin/ruff" check .
     "$bin/ruff" format --check .
     "$bin/mypy"
     "$bin/lint-imports"
-    "$bin/python" tools/fuzz.py --seconds 5 --seed 1 --jobs "$(nproc)"
+    "$bin/python" tools/fuzz.py --seconds 5 --seed 1 --jobs "$cores"
 fi
-exec "$bin/python" -m pytest -q -n "$(nproc)" --dist worksteal "${chosen[@]}" "$@"
+exec "$bin/python" -m pytest -q -n "$cores" --dist worksteal "${chosen[@]}" "$@"
