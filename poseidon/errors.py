@@ -15,6 +15,7 @@
     ├── WorkersDiffer             workers of one job differ where they must be alike; names what, and their ranks
     ├── WorkersFailed             something that did not work on some workers of a job, or on all; told to all alike
     ├── PlanError                 a communication plan, or what it is made from, that is damaged or does not fit the net
+    ├── RecordError               a run folder that is damaged, of another version, or cannot be written
     ├── ConvertError              a model that cannot be converted, or does not compute the same afterwards
     └── UsageError                a command or call used wrongly: flags, arguments, missing extras
 
@@ -97,6 +98,10 @@ class WorkersFailed(PoseidonError):  # noqa: N818 (read as "except WorkersFailed
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class RecordError(PoseidonError):
+    """A run folder that is damaged, of another version, or cannot be written."""
 
 
 class ConvertError(PoseidonError):
