@@ -18,6 +18,7 @@ from poseidon.plan.profile import FactorShape, LayerProfile, NetProfile, ParamPr
 from poseidon.plan.request import Override, PlanRequest, parse_overrides
 from poseidon.plan.simulate import Event, Timeline, simulate
 from poseidon.plan.table import PlanTable, plan_table
+from poseidon.plan.turns import Turns
 
 __all__ = [
     "GPI",
@@ -43,6 +44,7 @@ __all__ = [
     "Scheme",
     "Send",
     "Timeline",
+    "Turns",
     "Unit",
     "check_fits",
     "flows_of",

@@ -36,18 +36,15 @@ from poseidon.errors import TransportError
 from poseidon.transport.base import Transport, Work, check_message, members_of, size_text
 from poseidon.transport.cargo import Combine, Narrowing, Table
 from poseidon.transport.completion import finished
+from poseidon.transport.cutting import (
+    MAX_PART_BYTES,
+    MAX_PIECE_BYTES,
+    OPEN_PIECES,
+    OPEN_ROUNDS,
+    goes_straight,
+    piece_elems,
+)
 from poseidon.transport.node import sum_in_order
-
-# Measured on shaped 1 Gbit/s links, 4 and 8 hosts: two pieces per block already hide the wake-ups; more and smaller
-# pieces cost processor time (each is a message with its own wake-up), which the lab's hosts lack most. Blocks up to
-# DIRECT_BYTES cost latency only: one step to everybody instead of P−1 steps around the ring.
-PIECES_PER_BLOCK = 2
-MIN_PIECE_BYTES = 256 << 10
-MAX_PIECE_BYTES = 4 << 20
-MAX_PART_BYTES = 1 << 20  # of an exchange: P−1 pieces of each open round lie in memory
-DIRECT_BYTES = 32 << 10
-OPEN_PIECES = 32
-OPEN_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +190,7 @@ def _pieces(block: Tensor, most_bytes: int) -> Sequence[Tensor]:
     """The block in pieces, as both ends cut it; none if it is empty."""
     if block.numel() == 0:
         return ()
-    wanted = -(-block.nbytes // PIECES_PER_BLOCK)
-    num_bytes = min(max(wanted, MIN_PIECE_BYTES), most_bytes)
-    return block.split(max(1, num_bytes // block.element_size()))
+    return block.split(piece_elems(block.numel(), block.element_size(), most_bytes))
 
 
 def _parts(blocks: Sequence[Tensor]) -> list[Tensor]:
@@ -205,7 +200,7 @@ def _parts(blocks: Sequence[Tensor]) -> list[Tensor]:
 # -- carried out by the calling thread, one of the engine's -----------------------------------------------------------
 def gather_lists(ring: Ring, lists: Sequence[Sequence[Tensor]]) -> None:
     """Fills all lists: list i comes from member i."""
-    if max((block.nbytes for blocks in lists for block in blocks), default=0) <= DIRECT_BYTES:
+    if goes_straight(max((block.nbytes for blocks in lists for block in blocks), default=0)):
         exchange_lists(ring, [lists[ring.place]] * ring.size, lists)
     else:
         _pass_around(ring, lists)

@@ -19,7 +19,7 @@ import torch
 
 from poseidon.plan import PlanRequest, Scheme
 from poseidon.transport import Transport
-from poseidon.transport.collectives import DIRECT_BYTES
+from poseidon.transport.cutting import DIRECT_BYTES
 from poseidon.transport.inproc import run_workers
 from tests.comm.nets import WORDS, Case
 from tests.comm.training import join, plain_request, plan_of, solver_of

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from poseidon.errors import TransportError
-from poseidon.transport import collectives
+from poseidon.transport import collectives, cutting
 from poseidon.transport.base import Transport
 from poseidon.transport.collectives import all_gather, exchange_slices, reduce_shards, shards_of, sum_in_pairs
 from poseidon.transport.faulty import Faults, FaultyTransport
@@ -86,8 +86,8 @@ def test_sums_in_pairs(size):
 @pytest.mark.parametrize("direct_bytes", [0, 1 << 30], ids=["ring", "direct"])
 def test_bytes_of_large_and_unequal_blocks(monkeypatch, direct_bytes):
     """Counted message by message from what the pattern says; pieces are cut so that all paths are walked."""
-    monkeypatch.setattr(collectives, "DIRECT_BYTES", direct_bytes)
-    monkeypatch.setattr(collectives, "MIN_PIECE_BYTES", 64)
+    monkeypatch.setattr(cutting, "DIRECT_BYTES", direct_bytes)
+    monkeypatch.setattr(cutting, "MIN_PIECE_BYTES", 64)
     monkeypatch.setattr(collectives, "MAX_PIECE_BYTES", 256)
     monkeypatch.setattr(collectives, "MAX_PART_BYTES", 200)
     sizes = [1000, 0, 7, 12_345]
@@ -141,8 +141,8 @@ def test_any_sizes_groups_and_delays(data):
             assert bool((part == at * 10 + place).all())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(collectives, "DIRECT_BYTES", data.draw(st.sampled_from([0, 400, 1 << 30]), "direct"))
-        patch.setattr(collectives, "MIN_PIECE_BYTES", 16)
+        patch.setattr(cutting, "DIRECT_BYTES", data.draw(st.sampled_from([0, 400, 1 << 30]), "direct"))
+        patch.setattr(cutting, "MIN_PIECE_BYTES", 16)
         patch.setattr(collectives, "MAX_PIECE_BYTES", data.draw(st.sampled_from([16, 100, 4096]), "piece"))
         patch.setattr(collectives, "MAX_PART_BYTES", data.draw(st.sampled_from([16, 100, 4096]), "part"))
         patch.setattr(collectives, "OPEN_PIECES", data.draw(st.integers(1, 4), "open pieces"))
