@@ -17,12 +17,11 @@ from typing import Any
 
 from torch import nn
 
+from poseidon.comm.conductor import Conductor
 from poseidon.comm.exchange import Exchange
 from poseidon.comm.factors import FactorExchange
-from poseidon.comm.notified.driver import NotifiedScheduler
 from poseidon.comm.part import Member
 from poseidon.comm.rows import Rows
-from poseidon.comm.scheduler import Scheduler
 from poseidon.net.layer import Layer
 from poseidon.net.layers.embed import Embed
 from poseidon.net.layers.inner_product import InnerProduct
@@ -32,7 +31,7 @@ from poseidon.net.net import Net
 class Taps:
     """Connects a net to a scheduler's exchanges until `close`."""
 
-    def __init__(self, net: Net, exchanges: Sequence[Exchange], scheduler: Scheduler | NotifiedScheduler) -> None:
+    def __init__(self, net: Net, exchanges: Sequence[Exchange], scheduler: Conductor[Any]) -> None:
         self._layers = [node.layer for node in net.graph.nodes]
         self._exchanges = list(exchanges)
         self._scheduler = scheduler

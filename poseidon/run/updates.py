@@ -10,13 +10,16 @@ backward pass, `finish` returns without waiting (unless clip_gradients needs all
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from poseidon.comm import Part, Scheduler, Taps, make_exchanges
+from poseidon.comm.conductor import Conductor
 from poseidon.comm.events import CommListener
 from poseidon.comm.notified.driver import NotifiedScheduler
 from poseidon.comm.notified.memory import Memory
@@ -51,13 +54,14 @@ class DistributedUpdates:
         memory = Memory(plan, self.exchanges, transport) if plan.pattern == GPI else None  # moves parameters
         self._site = RuleSite(solver.rule, solver.slots, self.exchanges, transport)
         self.carriers = "" if memory is None else memory.endpoint.kind
-        self.scheduler: Scheduler | NotifiedScheduler
+        self.scheduler: Conductor[Any]
         if memory is None:
             self.scheduler = Scheduler(plan, self.exchanges, self._site.apply, listener)
         else:
             self.scheduler = NotifiedScheduler(plan, self.exchanges, self._site.apply, memory, listener)
         self._taps = Taps(solver.net, self.exchanges, self.scheduler)
         self._hyper: Hyper | None = None
+        self.waited_s = 0.0  # for what clip_gradients needs
 
     def begin(self) -> None:
         self._taps.begin()
@@ -106,8 +110,10 @@ class DistributedUpdates:
 
     def _clip(self) -> Clipping | None:
         """Scales all gradients down to the limit, over every worker's parts, and lets the updates go."""
+        begun_s = time.perf_counter()
         parts = self.scheduler.wait_reduced()
         norm = self._global_norm(parts) / self._divisor
+        self.waited_s += time.perf_counter() - begun_s
         clipping = None
         if norm > self._clip_limit:
             clipping = Clipping(norm, self._clip_limit)

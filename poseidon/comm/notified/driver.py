@@ -1,5 +1,5 @@
 """NotifiedScheduler: carries out a plan by notified puts. What the net's taps and the solver's updates see is the same
-as of `comm/scheduler.py`; inside nothing is started together with other workers.
+as of `comm/scheduler.py` (`comm/conductor.py`); inside nothing is started together with other workers.
 
     compute thread    `ready`: puts a unit's gradient into its reducers' memory at once, and goes on
     progress thread   waits for notifications; sums what is complete, most urgent unit first, applies the rule at roots,
@@ -20,17 +20,8 @@ from typing import Any
 
 import torch
 
-from poseidon.comm.events import (
-    CommEvent,
-    CommListener,
-    SendApplied,
-    SendReduced,
-    SendStarted,
-    UnitDone,
-    UnitReady,
-    WaitEnded,
-    WaitStarted,
-)
+from poseidon.comm.conductor import Conductor, Progress
+from poseidon.comm.events import CommListener, SendApplied, SendReduced, SendStarted, UnitDone, UnitReady
 from poseidon.comm.exchange import Exchange
 from poseidon.comm.factors import Factors
 from poseidon.comm.notified import protocol
@@ -39,7 +30,6 @@ from poseidon.comm.notified.layout import WAKE_ID
 from poseidon.comm.notified.memory import Memory
 from poseidon.comm.notified.protocol import Act, Gathering, Node, Stage
 from poseidon.comm.part import Apply, Part
-from poseidon.comm.scheduler import placed
 from poseidon.errors import PeerLost, TransportError, TransportTimeout
 from poseidon.plan import CommPlan, Flow, Send
 from poseidon.transport.onesided import Note
@@ -52,25 +42,16 @@ _GATHER = -1  # in the place of a flow's number: the unit's gathering
 
 
 @dataclass(slots=True)
-class _Unit:
-    """How far a unit is in its current iteration."""
+class _Unit(Progress):
+    """How far a unit's flows are, or its gathering. Held is what was reduced at this worker, by flow."""
 
-    exchange: Exchange
-    flows: list[Flow]
-    queue: int
-    iteration: int = 0  # the last one made ready
-    done: int = 0  # the last one finished
-    context: Any = None
+    flows: list[Flow] = field(default_factory=list)
+    queue: int = 0
     left: dict[Send, int] = field(default_factory=dict)  # flows and gatherings of each Send that are not over
-    held: dict[int, list[Part]] = field(default_factory=dict)  # by flow: reduced, waiting behind a barrier
-
-    @property
-    def is_over(self) -> bool:
-        return self.done == self.iteration
 
 
-class NotifiedScheduler:
-    """Drives the exchanges of one worker."""
+class NotifiedScheduler(Conductor[_Unit]):
+    """Puts gradients and values, and does what notifications allow."""
 
     def __init__(
         self,
@@ -80,10 +61,10 @@ class NotifiedScheduler:
         memory: Memory,
         listener: CommListener | None = None,
     ) -> None:
-        self.plan, self._memory, self._apply, self._listener = plan, memory, apply, listener
+        self._memory = memory
         self._rank, self._endpoint, self._ids = memory.rank, memory.endpoint, memory.ids
-        self._listening = threading.Lock()
-        self._units = {exchange.unit.index: self._unit(exchange, len(exchanges)) for exchange in exchanges}
+        units = {exchange.unit.index: self._unit(exchange, len(exchanges)) for exchange in exchanges}
+        super().__init__(plan, units, apply, listener)
         self._nodes = {
             flow.index: Node(flow.parent(self._rank), flow.children(self._rank), FIRST_VERSION) for flow in memory.flows
         }
@@ -93,12 +74,8 @@ class NotifiedScheduler:
             for index, unit in self._units.items()
             if isinstance(unit.exchange, Factors)
         }
-        self._changed = threading.Condition()  # guards all of the above, and the jobs
         self._jobs: list[tuple[int, int, bool]] = []  # unit, flow, whether it is to be applied only
-        self._awaited: int | None = None  # the unit that the compute thread waits for
         self._has_leavers = False
-        self._failure: BaseException | None = None
-        self._closed = False
         self._thread = threading.Thread(target=self._run, name="poseidon-notified", daemon=True)
         self._thread.start()
 
@@ -106,11 +83,11 @@ class NotifiedScheduler:
         flows = exchange.flows if isinstance(exchange, FlowExchange) else []
         # Each worker begins with another owner: nobody is aimed at by all at once.
         turns = sorted(flows, key=lambda flow: (flow.send.start, (flow.root - self._rank) % self._memory.size))
-        return _Unit(exchange, turns, min(NUM_QUEUES - 1, exchange.unit.index * NUM_QUEUES // num_units))
+        queue = min(NUM_QUEUES - 1, exchange.unit.index * NUM_QUEUES // num_units)
+        return _Unit(exchange, flows=turns, queue=queue)
 
     # -- compute thread ---------------------------------------------------------------------------------------------
     def ready(self, unit: int, context: Any) -> None:
-        """The unit's gradients of a new iteration are all offered; `context` comes back with them to `apply`."""
         entry = self._units[unit]
         assert entry.is_over, f"unit {unit} is ready again before it was done"
         self._tell(UnitReady(unit))
@@ -130,7 +107,7 @@ class NotifiedScheduler:
                 self._endpoint.notify(self._rank, Note(WAKE_ID, 1))
             if self._has_leavers:
                 self._check_left()
-        except BaseException as problem:
+        except BaseException as problem:  # whoever waits elsewhere has to hear of it too
             self._fail(problem, entry.exchange)
             self._raise_failure()  # the first one: this may follow from it
             raise
@@ -163,42 +140,7 @@ class NotifiedScheduler:
             self._endpoint.write_notify(block, self._memory.spot_of_block(unit, to, gathering.turn), note, entry.queue)
         return gathering.is_complete
 
-    def wait(self, unit: int) -> None:
-        """Returns when nothing of the unit is on its way."""
-        entry = self._units[unit]
-        with self._changed:
-            must_wait = not entry.is_over and not self._has_ended
-        if must_wait:
-            self._tell(WaitStarted(unit))
-        with self._changed:
-            self._awaited = unit
-            while not (entry.is_over or self._has_ended):
-                self._changed.wait()
-            self._awaited = None
-            self._raise_failure()
-            if not entry.is_over:
-                raise TransportError(f"{entry.exchange} was on its way when communication was closed")
-        if must_wait:
-            self._tell(WaitEnded(unit))
-
-    def drain(self) -> None:
-        """Returns when nothing is on its way."""
-        for unit in self._units:
-            self.wait(unit)
-        with self._changed:
-            self._raise_failure()
-
-    def wait_reduced(self) -> list[Part]:
-        """Behind a barrier: waits for all sums that this worker applies the rule to; their parts, unit by unit."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or all(map(self._is_reduced, self._units.values())))
-            self._raise_failure()
-            if self._closed:
-                raise TransportError("gradients were on their way when communication was closed")
-            return [part for entry in self._units.values() for key in sorted(entry.held) for part in entry.held[key]]
-
     def release(self) -> None:
-        """Behind a barrier: what `wait_reduced` has seen may be applied."""
         with self._changed:
             for unit, entry in self._units.items():
                 for key in entry.held:
@@ -210,8 +152,10 @@ class NotifiedScheduler:
         expected = len(roots) if entry.flows else 1
         return entry.is_over or len(entry.held) == expected
 
+    def _held(self) -> list[Part]:
+        return [part for entry in self._units.values() for key in sorted(entry.held) for part in entry.held[key]]
+
     def close(self) -> None:
-        """Ends; what is on its way is given up."""
         with self._changed:
             self._closed = True
             self._jobs.clear()
@@ -220,10 +164,6 @@ class NotifiedScheduler:
             self._endpoint.notify(self._rank, Note(WAKE_ID, 1))
         self._thread.join()
         self._endpoint.close()
-
-    @property
-    def _has_ended(self) -> bool:
-        return self._closed or self._failure is not None
 
     # -- progress thread --------------------------------------------------------------------------------------------
     def _run(self) -> None:
@@ -234,7 +174,7 @@ class NotifiedScheduler:
                 except TransportTimeout:
                     continue  # nothing has happened for long: a long test, a slow worker
                 except BaseException as problem:  # raised again to whoever waits
-                    self._fail(problem, None)
+                    self._fail(problem, self._under_way())
 
     def _step(self) -> None:
         with self._changed:
@@ -287,7 +227,7 @@ class NotifiedScheduler:
                 self._use_blocks(unit, entry)
             else:
                 self._sum(self._memory.flows[flow], entry)
-        except BaseException as problem:
+        except BaseException as problem:  # raised again to whoever waits
             self._fail(problem, entry.exchange)
 
     def _sum(self, flow: Flow, entry: _Unit) -> None:
@@ -393,27 +333,12 @@ class NotifiedScheduler:
             if node.stage is Stage.WAITING or node.has_own
         )
 
-    def _tell(self, event: CommEvent) -> None:
-        if self._listener is not None:
-            with self._listening:
-                self._listener(event)
-
-    def _fail(self, problem: BaseException, exchange: Exchange | None) -> None:
-        """Ends everything. Whoever is lost to us is lost to the others too; all else they have to be told."""
+    def _under_way(self) -> Exchange:
+        """What to name if something failed that belongs to no unit."""
         with self._changed:
-            if self._has_ended:  # what follows from the first failure, or from closing, is no news
-                return
-            if exchange is None:
-                under_way = [entry.exchange for entry in self._units.values() if not entry.is_over]
-                exchange = under_way[0] if under_way else next(entry.exchange for entry in self._units.values())
-            place = f"while exchanging {exchange}"
-            self._failure = placed(problem, place)
-            self._changed.notify_all()
-        if not isinstance(problem, PeerLost):
-            reason = f"{type(problem).__name__}: {problem} ({place})"
-            self._endpoint.abort(reason)
-            exchange.transport.abort(reason)
+            entries = list(self._units.values())
+            return next((entry.exchange for entry in entries if not entry.is_over), entries[0].exchange)
 
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            raise self._failure
+    def _abort(self, exchange: Exchange, reason: str) -> None:
+        self._endpoint.abort(reason)
+        exchange.transport.abort(reason)
