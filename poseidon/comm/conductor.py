@@ -143,7 +143,7 @@ class Conductor(ABC, Generic[AnyProgress]):
                 self._abort(exchange, f"{type(problem).__name__}: {problem} ({place})")
         finally:
             with self._changed:
-                self._failure = _placed(problem, place)
+                self._failure = placed(problem, place)
                 self._changed.notify_all()
 
     def _raise_failure(self) -> None:
@@ -151,7 +151,7 @@ class Conductor(ABC, Generic[AnyProgress]):
             raise self._failure
 
 
-def _placed(problem: BaseException, place: str) -> BaseException:
+def placed(problem: BaseException, place: str) -> BaseException:
     """The problem with the place where it happened."""
     if isinstance(problem, TransportError):
         found: BaseException = type(problem)(f"{problem} ({place})", problem.ranks)
