@@ -77,6 +77,7 @@ class Net(nn.Module):
         self._memory_format = torch.channels_last if channels_last else None
         self._autocast = autocast
         self._device, self._dtype = context.device, dtype
+        self.is_compiled = bool(compile)
         self._run = self._compiled(compile) if compile else self.program.run
         for node in self.graph.nodes:
             self._modules[self._module_name(node.layer.name)] = node.layer
@@ -230,7 +231,7 @@ class Net(nn.Module):
             if node.layer.type_name == "Input":
                 made = tuple(self._placed(given[name]) for name in node.tops)
             else:
-                made = node.layer()
+                made = self.program.feed(node)
                 made = made if isinstance(made, tuple) else (made,)
                 if not node.layer.num_params:
                     made = tuple(self._placed(value) for value in made)

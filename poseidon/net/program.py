@@ -6,12 +6,16 @@ things are decided here once, instead of on every pass:
 - in place: a layer written with top == bottom may overwrite its bottom's memory only where that memory is fresh
   (its producer made it and its producer's backward pass does not read it);
 - fusion: BatchNorm followed by its Scale runs as one kernel, as a hand-written net would have it.
+
+Whoever wants to see layers run sets `observer`: it is given each layer's work to do, and does it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +23,9 @@ from torch import Tensor
 from poseidon.net.graph import Graph, Node
 from poseidon.net.layers.batch_norm import BatchNorm
 from poseidon.net.layers.scale import Scale
+
+# Carries out a layer's forward pass, and returns what it gives.
+Observer = Callable[[Node, Callable[[], Any]], Any]
 
 
 @dataclass(slots=True)
@@ -61,6 +68,11 @@ class Program:
         self.absorbed = {name for node in nodes for name in node.tops} - made
         for step in self.steps:
             step.follows_graph = not self.open_ended
+        self.observer: Observer | None = None
+
+    def feed(self, node: Node) -> Any:
+        """What a layer that reads no blob gives."""
+        return node.layer() if self.observer is None else self.observer(node, node.layer)
 
     def run(self, values: dict[str, Tensor], keep: Iterable[str]) -> Tensor | None:
         """Runs all steps on `values` (blob name -> tensor, changed in place) and returns the weighted loss.
@@ -73,10 +85,10 @@ class Program:
             node = step.node
             bottoms = [values[name] for name in node.bottoms]
             if node.needs_backward or self.open_ended:
-                tops = step.run(bottoms)
+                tops = self._tops(step, bottoms)
             else:
                 with torch.no_grad():
-                    tops = step.run(bottoms)
+                    tops = self._tops(step, bottoms)
             del bottoms
             for name in step.frees:
                 if name not in kept:
@@ -84,6 +96,12 @@ class Program:
             values.update(zip(node.tops, tops, strict=True))
             losses += _loss_parts(node, values)
         return _total(losses)
+
+    def _tops(self, step: Step, bottoms: list[Tensor]) -> tuple[Tensor, ...]:
+        if self.observer is None:
+            return step.run(bottoms)
+        made: tuple[Tensor, ...] = self.observer(step.node, partial(step.run, bottoms))
+        return made
 
 
 def _loss_parts(node: Node, values: dict[str, Tensor]) -> list[Tensor]:
