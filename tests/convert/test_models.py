@@ -19,8 +19,10 @@ from poseidon.spec import read_net
 from tests.convert.harness import close, run_as_onnx, run_as_torch
 
 MODELS = Path(__file__).parents[2] / "models"
-NAMES = sorted(path.parent.name for path in MODELS.glob("*/deploy.prototxt"))
-INPUTS = {"lenet": (1, 28, 28), "cifar10_quick": (3, 32, 32), "alexnet": (3, 227, 227)}
+# One of each family, and not VGG, whose layers LeNet and AlexNet have as well.
+NAMES = ["alexnet", "cifar10_full", "cifar10_quick", "googlenet", "inception_v3", "lenet", "resnet50"]
+INPUTS = {"lenet": (1, 28, 28), "alexnet": (3, 227, 227), "inception_v3": (3, 299, 299)}
+INPUTS |= dict.fromkeys(("cifar10_quick", "cifar10_full"), (3, 32, 32))
 
 
 def seasoned(name: str):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,9 +62,11 @@ def one(message: Message, name: str, default: Any = None) -> Any:
 
 
 class Reading:
-    """Runs a net's layers of one phase over given inputs. Dropout is taken as off."""
+    """Runs a net's layers of one phase over given inputs. Dropout is taken as off. `given`: parameters to take in place
+    of new ones."""
 
-    def __init__(self, net: Message, phase: str) -> None:
+    def __init__(self, net: Message, phase: str, given: Sequence[Tensor] = ()) -> None:
+        self.given = list(given)
         self.layers = [entry for entry in net["layer"] if one(one(entry, "include", {}), "phase", phase) == phase]
         self.params: list[Tensor] = []
         self.num_statistics = 0
@@ -88,6 +91,10 @@ class Reading:
                 self.loss = weighted if self.loss is None else self.loss + weighted
 
     def new_param(self, *shape: int) -> Tensor:
+        if self.given:
+            self.params.append(self.given[len(self.params)])
+            assert self.params[-1].shape == shape, f"expected {shape}, got {tuple(self.params[-1].shape)}"
+            return self.params[-1]
         if self.device.type == "meta":
             values = torch.empty(shape, dtype=torch.float64, device="meta")
         else:
@@ -98,10 +105,12 @@ class Reading:
 
     def Convolution(self, entry: Message, x: Tensor) -> Tensor:  # noqa: N802 - methods carry Caffe's type names
         settings = one(entry, "convolution_param")
-        num_output, kernel, group = (one(settings, key, 1) for key in ("num_output", "kernel_size", "group"))
-        weight = self.new_param(num_output, x.shape[1] // group, kernel, kernel)
+        num_output, group = (one(settings, key, 1) for key in ("num_output", "group"))
+        kernel = [one(settings, f"kernel_{side}", one(settings, "kernel_size")) for side in "hw"]
+        pad = [one(settings, f"pad_{side}", one(settings, "pad", 0)) for side in "hw"]
+        weight = self.new_param(num_output, x.shape[1] // group, *kernel)
         bias = self.new_param(num_output) if one(settings, "bias_term", True) else None
-        return F.conv2d(x, weight, bias, one(settings, "stride", 1), one(settings, "pad", 0), groups=group)
+        return F.conv2d(x, weight, bias, one(settings, "stride", 1), pad, groups=group)
 
     def InnerProduct(self, entry: Message, x: Tensor) -> Tensor:  # noqa: N802
         rows = x.reshape(x.shape[0], -1)
@@ -133,6 +142,9 @@ class Reading:
         settings = one(entry, "lrn_param")
         size, alpha, beta = (one(settings, key) for key in ("local_size", "alpha", "beta"))
         half, channels = size // 2, x.shape[1]
+        if one(settings, "norm_region", "ACROSS_CHANNELS") == "WITHIN_CHANNEL":
+            around = F.pad(x.square(), (half, half, half, half)).unfold(2, size, 1).unfold(3, size, 1)
+            return x * (1 + alpha * around.mean((4, 5))) ** -beta
         sums = [x[:, max(c - half, 0) : min(c + half + 1, channels)].square().sum(1) for c in range(channels)]
         return x * (1 + alpha / size * torch.stack(sums, 1)) ** -beta
 
@@ -140,7 +152,7 @@ class Reading:
         self.num_statistics += 2 * x.shape[1]
         mean = x.mean((0, 2, 3), keepdim=True)
         variance = (x - mean).square().mean((0, 2, 3), keepdim=True)
-        return (x - mean) / (variance + 1e-5).sqrt()
+        return (x - mean) / (variance + one(one(entry, "batch_norm_param", {}), "eps", 1e-5)).sqrt()
 
     def Scale(self, entry: Message, x: Tensor) -> Tensor:  # noqa: N802
         assert one(one(entry, "scale_param"), "bias_term") is True
