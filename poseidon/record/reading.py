@@ -61,7 +61,22 @@ def read_facts(folder: str | Path) -> Facts:
         net=fields.text("net"),
         cluster=fields.mapping("cluster"),
         plan=None if fields.get("plan") is None else fields.mapping("plan"),
+        shapes={} if fields.get("shapes") is None else _shapes(_Fields(fields.mapping("shapes"), f"{path}: shapes")),
     )
+
+
+def _shapes(fields: _Fields) -> dict[str, dict[str, tuple[int, ...]]]:
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for kind in ("blobs", "params"):
+        found[kind] = {}
+        for name, extents in fields.mapping(kind).items():
+            if not isinstance(extents, list) or any(type(extent) is not int or extent < 0 for extent in extents):
+                raise RecordError(
+                    f"{fields.where}: {kind}: {name}: expected a list of extents, got {_short(extents)}; "
+                    "the folder is damaged"
+                )
+            found[kind][name] = tuple(extents)
+    return found
 
 
 # -- metrics.jsonl ----------------------------------------------------------------------------------------------------

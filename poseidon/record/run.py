@@ -29,6 +29,7 @@ class Facts:
     cluster         "workers": number, "nodes": [{"host", "ranks": […]}], "bandwidth" (bytes/s), "latency" (s),
                     "interface", "torch", "poseidon", "python", "threads", …
     plan            None: nothing was exchanged
+    shapes          of the train net, at one worker's batch: "blobs" and "params" ("conv1/0"), extents by name
     """
 
     kind: str
@@ -40,6 +41,7 @@ class Facts:
     net: str = ""
     cluster: Mapping[str, Any] = field(default_factory=dict)
     plan: Mapping[str, Any] | None = None
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
     def plan_json(self) -> str | None:
         """The plan's own text, as `CommPlan.from_json` reads it."""

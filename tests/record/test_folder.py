@@ -193,3 +193,15 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     ):
         with pytest.raises(RecordError, match="cannot be written there"):
             write()
+
+
+def test_shapes_of_the_net_come_back_and_damaged_ones_are_named(tmp_path):
+    shapes = {"blobs": {"data": [64, 1, 28, 28], "loss": []}, "params": {"ip/0": [10, 784]}}
+    assert read(folder_of(tmp_path)).facts.shapes == {}
+    found = read(folder_of(tmp_path, facts={**FACTS, "shapes": shapes})).facts
+    assert found.shapes == {"blobs": {"data": (64, 1, 28, 28), "loss": ()}, "params": {"ip/0": (10, 784)}}
+    write_facts(tmp_path / "again", found)
+    assert read(tmp_path / "again").facts == found
+    for wrong in ([1, -2], [1.5], "3", [True]):
+        with pytest.raises(RecordError, match=r"shapes: params: ip/0: expected a list of extents, got .*; the folder"):
+            read(folder_of(tmp_path, facts={**FACTS, "shapes": {**shapes, "params": {"ip/0": wrong}}}))
