@@ -4,9 +4,13 @@
                                 all of that clock's update is there now, `number` counts a worker's deltas of the part
     VALUES    server → worker   a part's values of version `clock`; of the receiver's own deltas `number` are in
     READ      worker → server   send values of version `clock` or later; `form` ROWS: of the rows in the payload
+    CREATE    worker → server   a table is to be served: its spec, and what becomes of updates, as JSON; to ranks that
+                                only serve. SEEDs follow, from the same worker, unless it `ends` at once
     LEAVE     worker → server   no further updates of any part of the table
+    LEFT      server → worker   the answer: nothing of the table comes after this
+    GOODBYE   worker → all      nothing comes from this worker, and it expects nothing but others' goodbyes
     SEED      worker → server   what a part starts from: `number` 0 values, 1, 2 … the rule's histories; `clock` the
-                                version that is
+                                version that is; `ends`: the last one
     RECALL    worker → server   asks for one of these
     RECALLED  server → worker   the answer
 
@@ -45,6 +49,9 @@ class Kind(enum.IntEnum):
     SEED = 5
     RECALL = 6
     RECALLED = 7
+    CREATE = 8
+    LEFT = 9
+    GOODBYE = 10
 
 
 class Form(enum.IntEnum):

@@ -12,7 +12,8 @@ The hub's thread owns it and calls
 
     put(letter)             a letter is to be sent. Letters to one rank with the same `stream` must stay in order
     take(ready, now_s)      the letter to send now, to one of the `ready` ranks (other mailboxes are full), or None
-    due_s(now_s)            seconds after which `take` may have one although nothing was put; None: nothing waits
+    due_s(now_s)            seconds after which `take` may have one although nothing was put and no mailbox emptied
+                            meanwhile; None: not by itself
     register(source)        a table in managed mode: deltas that need not wait for the clock (below)
     sent(letter, now_s)     it has been handed to the transport
 
@@ -44,7 +45,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-URGENT, ORDINARY, EARLY = 0, 100, 1000  # of equal priority, who comes first goes first
+URGENT, ORDINARY, EARLY = 0, 100, 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ class InOrder:
         return letter
 
     def due_s(self, now_s: float) -> float | None:
-        return 0.0 if self.num_waiting else None
+        return None
 
     def sent(self, letter: Letter, now_s: float) -> None:
         """Nothing is counted."""
