@@ -26,7 +26,8 @@ from poseidon.errors import TransportError, UsageError
 from poseidon.run.messages import Message
 from poseidon.run.rendezvous import JOB, secret_of
 from poseidon.run.status import read_statuses, status_folder
-from poseidon.transport.handshake import Door, Key, call
+from poseidon.transport.door import Door, listen
+from poseidon.transport.handshake import Key, call
 from poseidon.transport.interface import addresses
 
 PURPOSE = "doctor"
@@ -122,9 +123,11 @@ def _disk(folder: Path) -> dict[str, Any]:
 
 # -- links ------------------------------------------------------------------------------------------------------------
 def _serve(message: Message, environ: Mapping[str, str]) -> dict[str, Any]:
-    door = Door(str(message["address"]), Key(secret_of(environ), PURPOSE))
+    listener = listen(str(message["address"]))
+    port = listener.getsockname()[1]
+    door = Door([listener], Key(secret_of(environ), PURPOSE))
     threading.Thread(target=_receive, args=(door,), name="doctor", daemon=True).start()
-    return {"port": door.port}
+    return {"port": port}
 
 
 def _receive(door: Door) -> None:

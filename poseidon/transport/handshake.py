@@ -8,39 +8,33 @@ read; the one that listens proves it too. The secret itself never travels.
     M(role) = HMAC-SHA256(secret, role · purpose · S · C · number)
 
 `number` is who calls (a rank). `purpose` tells the ports of a job apart, so that what one of them hears is of no use at
-another. Every message has one length; a stranger gets `HELLO_S` seconds and 76 bytes of attention, is dropped, and is
-counted. Strangers are heard beside each other and beside members: one who says nothing holds up nobody.
+another. Every message has one length. What happens to strangers: `door.py`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import hmac
-import queue
 import secrets
 import socket
 import struct
-import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poseidon.errors import TransportError
 
 MAGIC = b"PSDN\x00\x01\r\n"
 HELLO_S = 5.0
-MOST_HEARD = 64  # connections that are being heard at the same time; more are dropped at once
 
 _NONCE_BYTES = 32
 _CALL = struct.Struct(f">{len(MAGIC)}s{_NONCE_BYTES}sI32s")
-_LOOK_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
     """What opens a port: the job's secret, and what the port is for."""
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     purpose: str
 
     def proof(self, role: bytes, ours: bytes, theirs: bytes, number: int) -> bytes:
@@ -110,69 +104,3 @@ def _exactly(connection: socket.socket, num_bytes: int) -> bytes | None:
             return None
         data += piece
     return data
-
-
-class Door:
-    """A listening port that lets members in and counts strangers. `close` it; connections that were let in stay."""
-
-    def __init__(self, address: str, key: Key, *, port: int = 0) -> None:
-        family = socket.getaddrinfo(address, None)[0][0]
-        self._listener = socket.create_server((address, port), family=family, backlog=128)
-        self.address, self.port = address, int(self._listener.getsockname()[1])
-        self._key = key
-        self._members: queue.Queue[tuple[int, socket.socket]] = queue.Queue()
-        self._places = threading.Semaphore(MOST_HEARD)
-        self._lock = threading.Lock()
-        self._num_strangers = 0
-        self._is_open = True
-        self._listener.settimeout(_LOOK_S)
-        self._thread = threading.Thread(target=self._receive, name="door", daemon=True)
-        self._thread.start()
-
-    @property
-    def num_strangers(self) -> int:
-        return self._num_strangers
-
-    def admit(self, timeout_s: float) -> tuple[int, socket.socket] | None:
-        """The next member's number and connection; None if none comes in time."""
-        try:
-            return self._members.get(timeout=max(timeout_s, 0.001))
-        except queue.Empty:
-            return None
-
-    def close(self) -> None:
-        self._is_open = False
-        self._thread.join()
-        self._listener.close()
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._members.get_nowait()[1].close()
-
-    def _receive(self) -> None:
-        while self._is_open:
-            try:
-                connection, _ = self._listener.accept()
-            except TimeoutError:
-                continue
-            except OSError:  # the caller has gone already, or there are too many open files just now
-                time.sleep(_LOOK_S)
-                continue
-            if self._places.acquire(blocking=False):
-                threading.Thread(target=self._hear, args=(connection,), name="door-hears", daemon=True).start()
-            else:
-                self._turn_away(connection)
-
-    def _hear(self, connection: socket.socket) -> None:
-        try:
-            number = answer(connection, self._key)
-        finally:
-            self._places.release()
-        if number is None or not self._is_open:
-            self._turn_away(connection)
-        else:
-            self._members.put((number, connection))
-
-    def _turn_away(self, connection: socket.socket) -> None:
-        with self._lock:
-            self._num_strangers += 1
-        connection.close()

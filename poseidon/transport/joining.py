@@ -22,8 +22,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from poseidon.errors import TransportError, TransportTimeout
-from poseidon.transport.base import Peer
-from poseidon.transport.handshake import Door, Key, call
+from poseidon.transport.base import Peer, names_of
+from poseidon.transport.door import Door, listen
+from poseidon.transport.handshake import Key, call
 from poseidon.transport.health import Line
 
 if TYPE_CHECKING:
@@ -67,12 +68,14 @@ def open_lines(
         return []
     if rank == 0:
         token = "" if secret else secrets.token_hex(16)
-        door = Door(address, Key(secret or token.encode(), _PURPOSE))
-        try:
-            store.set("health", _sealed({"address": address, "port": door.port, "token": token}, secret))
-            return _accept(door, peers, deadline)
-        finally:
-            door.close()
+        with listen(address) as listener:
+            port = listener.getsockname()[1]
+            door = Door([listener], Key(secret or token.encode(), _PURPOSE))
+            try:
+                store.set("health", _sealed({"address": address, "port": port, "token": token}, secret))
+                return _accept(door, address, peers, deadline)
+            finally:
+                door.close()
     if not _appear(store, ["health"], deadline):
         raise TransportTimeout(f"rank {rank}: {peers[0]} has not opened its health port within {timeout_s:g} s", (0,))
     place = _unsealed(store.get("health"), secret, "rank 0")
@@ -88,24 +91,19 @@ def open_lines(
     return [_line(0, connection)]
 
 
-def _accept(door: Door, peers: tuple[Peer, ...], deadline: float) -> list[Line]:
-    lines: dict[int, Line] = {}
-    while len(lines) < len(peers) - 1:
-        member = door.admit(_left_s(deadline))
-        if member is None:
-            missing = tuple(peer.rank for peer in peers[1:] if peer.rank not in lines)
-            names = ", ".join(str(peers[rank]) for rank in missing)
-            raise TransportTimeout(
-                f"rank 0 at {door.address} was not reached by {names}; check the network interface and firewall "
-                "between them",
-                missing,
-            )
-        rank, connection = member
-        if rank in lines or not 0 < rank < len(peers):
-            connection.close()  # knows the secret, but has no place here
-            continue
-        lines[rank] = _line(rank, connection)
-    return [lines[rank] for rank in sorted(lines)]
+def _accept(door: Door, address: str, peers: tuple[Peer, ...], deadline: float) -> list[Line]:
+    ranks = range(1, len(peers))
+    lines = {rank: _line(rank, connection) for rank, connection in door.members(ranks, deadline)}
+    missing = tuple(rank for rank in ranks if rank not in lines)
+    if missing:
+        for line in lines.values():
+            line.socket.close()
+        raise TransportTimeout(
+            f"rank 0 at {address} was not reached by {names_of(peers, missing)}; check the network interface and "
+            "firewall between them",
+            missing,
+        )
+    return [lines[rank] for rank in ranks]
 
 
 # -- entries of the store ---------------------------------------------------------------------------------------------

@@ -4,19 +4,20 @@ Everybody listens on a TCP port and, for workers of its own host, on a Unix sock
 which is seen only inside the same network namespace: what is separated there stays separated. Cards with both addresses
 go around by the transport, and with them random bytes of everybody, which together with the job's secret give the key.
 Rank r then calls all ranks below it: by the Unix socket if the other names the same host and answers there, else by
-TCP. Both prove that they have the key (`handshake.py`). Workers of one host then hand each other their memory.
+TCP. Both prove that they have the key (`../handshake.py`). Workers of one host then hand each other their memory.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import selectors
 import socket
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
 import torch
@@ -24,15 +25,15 @@ import torch
 from poseidon.errors import TransportError, TransportTimeout
 from poseidon.transport.base import OWN_TAGS, Peer, Transport, names_of
 from poseidon.transport.collectives import all_gather
+from poseidon.transport.door import Door, listen
+from poseidon.transport.handshake import Key, call
 from poseidon.transport.health import HealthOptions
 from poseidon.transport.onesided.endpoint import SocketEndpoint
-from poseidon.transport.onesided.handshake import answer, call
 from poseidon.transport.onesided.link import Link
 from poseidon.transport.onesided.segments import Segments
 
 CARD_TAG = OWN_TAGS + 4
 CARD_BYTES = 512
-HELLO_S = 5.0
 UNSENT_BYTES = 256 << 10  # what the kernel may hold before the wire takes it: urgent frames must not queue behind more
 
 
@@ -50,14 +51,15 @@ class OneSidedOptions:
 
 def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpoint:
     """The one-sided end of a worker of `transport`; all workers call it together."""
-    segments = Segments(f"rank-{transport.rank}")
-    with ExitStack() as stack:
-        stack.callback(segments.close)
-        tcp = stack.enter_context(_tcp_listener(options.address, transport.size))
+    rank, size = transport.rank, transport.size
+    with ExitStack() as always, ExitStack() as failed:
+        segments = Segments(f"rank-{rank}")
+        failed.callback(segments.close)
+        tcp = always.enter_context(listen(options.address))
         local_name = f"poseidon-{secrets.token_hex(16)}"
-        local = stack.enter_context(_local_listener(local_name, transport.size))
+        local = always.enter_context(_local_listener(local_name, size))
         own = {
-            "host": transport.peers[transport.rank].host,
+            "host": transport.peers[rank].host,
             "address": options.address,
             "port": tcp.getsockname()[1],
             "local": local_name if options.shares_memory else "",
@@ -65,13 +67,19 @@ def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpo
         }
         cards = _exchange_cards(transport, own)
         secret = sha256(options.secret + "".join(card["salt"] for card in cards).encode()).digest()
-        party = _Party(transport.rank, transport.peers, secret, segments.fd, time.monotonic() + options.join_s)
-        links = [party.call(rank, cards[rank], own) for rank in range(transport.rank)]
-        links += party.answer_all([tcp, local])
-        stack.pop_all()
-    tcp.close()
-    local.close()
-    return SocketEndpoint(transport.rank, transport.peers, segments, links, options.health)
+        door = always.enter_context(closing(Door([tcp, local], key_of(secret, rank, size))))
+        party = _Party(rank, transport.peers, secret, segments.fd, time.monotonic() + options.join_s)
+        links: list[Link] = []
+        for link in chain((party.call(other, cards[other], own) for other in range(rank)), party.admit(door)):
+            failed.callback(link.close)
+            links.append(link)
+        failed.pop_all()
+    return SocketEndpoint(rank, transport.peers, segments, links, options.health)
+
+
+def key_of(secret: bytes, rank: int, size: int) -> Key:
+    """What opens the door of a rank: a caller that comes to another one is a stranger there."""
+    return Key(secret, f"one-sided {rank} of {size}")
 
 
 def _exchange_cards(transport: Transport, own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -88,7 +96,7 @@ class _Party:
 
     rank: int
     peers: tuple[Peer, ...]
-    secret: bytes
+    secret: bytes = field(repr=False)
     own_file: int
     deadline_s: float
 
@@ -98,10 +106,11 @@ class _Party:
         try:
             if connection is None:
                 connection = socket.create_connection((card["address"], card["port"]), self._left_s())
-            connection.settimeout(self._left_s())
-            call(connection, self.rank, len(self.peers), to, self.secret)
+            call(connection, key_of(self.secret, to, len(self.peers)), self.rank, self._left_s())
             return self._link(to, connection)
-        except OSError as error:
+        except (OSError, TransportError) as error:
+            if connection is not None:
+                connection.close()
             raise TransportError(
                 f"rank {self.rank} cannot reach {self.peers[to]} at {card['address']} port {card['port']}: {error}; "
                 "check the network interface and firewall between them",
@@ -118,38 +127,30 @@ class _Party:
             return None
         return connection
 
-    def answer_all(self, listeners: list[socket.socket]) -> list[Link]:
-        links: dict[int, Link] = {}
-        num_expected = len(self.peers) - 1 - self.rank
-        with selectors.DefaultSelector() as selector:
-            for listener in listeners:
-                selector.register(listener, selectors.EVENT_READ)
-            while len(links) < num_expected:
-                ready = selector.select(self._left_s())
-                if not ready and time.monotonic() >= self.deadline_s:
-                    missing = tuple(rank for rank in range(self.rank + 1, len(self.peers)) if rank not in links)
-                    raise TransportTimeout(
-                        f"rank {self.rank} was not called by {names_of(self.peers, missing)}; check the network "
-                        "interface and firewall between them",
-                        missing,
-                    )
-                for key, _ in ready:
-                    assert isinstance(key.fileobj, socket.socket)
-                    link = self._answer(key.fileobj.accept()[0])
-                    if link is not None:
-                        links[link.rank] = link
-        return [links[rank] for rank in sorted(links)]
-
-    def _answer(self, connection: socket.socket) -> Link | None:
-        connection.settimeout(HELLO_S)
-        caller = answer(connection, self.rank, len(self.peers), self.secret)
-        if caller is None or caller < self.rank:
-            connection.close()
-            return None
-        return self._link(caller, connection)
+    def admit(self, door: Door) -> Iterator[Link]:
+        """Of all ranks above this one, as they come."""
+        missing = set(range(self.rank + 1, len(self.peers)))
+        for caller, connection in door.members(missing, self.deadline_s):
+            missing.discard(caller)
+            try:
+                link = self._link(caller, connection)
+            except OSError as error:
+                connection.close()
+                raise TransportError(
+                    f"rank {self.rank} lost {self.peers[caller]} while the two connected: {error}", (caller,)
+                ) from error
+            yield link
+        if missing:
+            ranks = tuple(sorted(missing))
+            raise TransportTimeout(
+                f"rank {self.rank} was not called by {names_of(self.peers, ranks)}; check the network interface and "
+                "firewall between them",
+                ranks,
+            )
 
     def _link(self, rank: int, connection: socket.socket) -> Link:
         if connection.family == socket.AF_UNIX:
+            connection.settimeout(self._left_s())
             socket.send_fds(connection, [b"\1"], [self.own_file])
             _, files, _, _ = socket.recv_fds(connection, 1, 1)
             if len(files) != 1:
@@ -161,11 +162,6 @@ class _Party:
 
     def _left_s(self) -> float:
         return max(0.001, self.deadline_s - time.monotonic())
-
-
-def _tcp_listener(address: str, backlog: int) -> socket.socket:
-    family = socket.getaddrinfo(address, None)[0][0]
-    return socket.create_server((address, 0), family=family, backlog=backlog)
 
 
 def _local_listener(name: str, backlog: int) -> socket.socket:

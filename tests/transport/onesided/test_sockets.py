@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Iterator
 
 import pytest
 import torch
 
-from poseidon.errors import PeerLost, TransportError
+from poseidon.errors import PeerLost, TransportError, TransportTimeout
 from poseidon.transport.base import Peer
+from poseidon.transport.door import Door, listen
+from poseidon.transport.handshake import call
 from poseidon.transport.onesided import Note, Spot
 from poseidon.transport.onesided.endpoint import SocketEndpoint
 from poseidon.transport.onesided.frames import BEAT, HEADER, PUT, READ, SEGMENT, header
-from poseidon.transport.onesided.handshake import answer, call
+from poseidon.transport.onesided.joining import _Party, key_of
 from poseidon.transport.onesided.link import Link
 from poseidon.transport.onesided.segments import Segments
 from tests.transport.jobs import joined
@@ -37,47 +42,49 @@ def half():
     end.close()
 
 
-def shake(secret_of_caller: bytes, secret: bytes, *, to: int = 0, hello: bytes = b"") -> tuple[object, object]:
-    one, other = socket.socketpair()
-    for end in (one, other):
-        end.settimeout(5.0)
-    outcome: list[object] = []
+SECRET = b"sesame"
 
-    def run() -> None:
-        with other:
-            outcome.append(answer(other, 0, 4, secret))
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    problem: object = None
-    with one:
-        try:
-            if hello:
-                one.sendall(hello)
-            else:
-                call(one, 2, 4, to, secret_of_caller)
-        except (TransportError, OSError) as error:
-            problem = error
-        one.shutdown(socket.SHUT_WR) if hello else None
-        thread.join()
-    return problem, outcome[0]
+def party(rank: int, secret: bytes = SECRET, *, join_s: float = 5.0) -> _Party:
+    peers = tuple(Peer(number, "here", 1) for number in range(4))
+    return _Party(rank, peers, secret, -1, time.monotonic() + join_s)
+
+
+@contextlib.contextmanager
+def open_door(rank: int) -> Iterator[tuple[Door, dict[str, object]]]:
+    """The door of a rank of 4, and its card."""
+    listener = listen("127.0.0.1")
+    card = {"local": "", "address": "127.0.0.1", "port": listener.getsockname()[1]}
+    with contextlib.closing(Door([listener], key_of(SECRET, rank, 4))) as door:
+        yield door, card
 
 
 def test_workers_that_share_a_secret_meet():
-    assert shake(b"sesame", b"sesame") == (None, 2)
+    with open_door(2) as (door, card):
+        calling = party(3).call(2, card, card)
+        (answering,) = party(2).admit(door)
+        assert (calling.rank, answering.rank) == (2, 3)
+        calling.close()
+        answering.close()
 
 
-def test_strangers_are_hung_up_on():
-    problem, caller = shake(b"other", b"sesame")
-    assert caller is None
-    assert "no worker of this job" in str(problem)
-    assert shake(b"sesame", b"sesame", hello=b"GET / HTTP/1.1\r\n\r\n" + b"x" * 100)[1] is None
-    assert shake(b"sesame", b"sesame", hello=b"\0")[1] is None
+@pytest.mark.parametrize(("secret", "to"), [(b"other", 2), (SECRET, 1)], ids=["another secret", "looking for rank 1"])
+def test_strangers_are_hung_up_on(secret, to):
+    with open_door(2) as (door, card):
+        with pytest.raises(TransportError, match=rf"rank 3 cannot reach rank {to} .*of another job") as caught:
+            party(3, secret).call(to, card, card)
+        assert caught.value.ranks == (to,)
+        assert door.admit(0) is None
 
 
-def test_a_caller_notices_that_somebody_else_answers():
-    problem, _ = shake(b"sesame", b"sesame", to=3)
-    assert "called rank 3, but what answered is no worker of this job" in str(problem)
+@pytest.mark.parametrize("number", [0, 1, 2, 4, 2**32 - 1])
+def test_who_knows_the_secret_but_is_not_above_has_no_place(number):
+    with open_door(2) as (door, card), socket.create_connection(("127.0.0.1", card["port"])) as caller:
+        call(caller, key_of(SECRET, 2, 4), number)
+        with pytest.raises(TransportTimeout, match=r"rank 2 was not called by rank 3 \(host here, pid 1\)") as caught:
+            list(party(2, join_s=0.2).admit(door))
+        assert caught.value.ranks == (3,)
+        assert caller.recv(1) == b""
 
 
 def test_a_dead_peer_is_an_exception_at_once(half):
