@@ -2,6 +2,7 @@
 
     UnitReady → (SendStarted → SendReduced → SendApplied)+ → UnitDone          of every unit, in every iteration
     WaitStarted → WaitEnded                                                    where the compute thread had to wait
+    UnitRead                                                                   under staleness, of every unit
 
 Events come from several threads; one listener is never called by two of them at once.
 """
@@ -58,6 +59,14 @@ class WaitStarted(CommEvent):
 @dataclass(frozen=True, slots=True)
 class WaitEnded(CommEvent):
     """It has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitRead(CommEvent):
+    """Under staleness: a worker at this clock takes over values that contain all updates below `version`."""
+
+    clock: int
+    version: int
 
 
 CommListener = Callable[[CommEvent], None]

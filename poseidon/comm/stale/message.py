@@ -1,7 +1,8 @@
 """Message: what workers and servers of tables tell each other.
 
     DELTA     worker → server   an update, or some of one, of a part: `clock` is the one it belongs to, `ends` says that
-                                all of that clock's update is there now, `number` counts a worker's deltas of the part
+                                all of that clock's update is there now, `number` counts a worker's deltas of the
+                                part; for a rule that does not just add it is the solver's iteration
     VALUES    server → worker   a part's values of version `clock`; of the receiver's own deltas `number` are in
     READ      worker → server   send values of version `clock` or later; `form` ROWS: of the rows in the payload
     CREATE    worker → server   a table is to be served: its spec, and what becomes of updates, as JSON; to ranks that

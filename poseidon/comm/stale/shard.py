@@ -27,10 +27,11 @@ from poseidon.errors import TransportError
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """The sum of all workers' updates of one clock; its memory may be used up. `rate`: what they came with."""
+    """The sum of all workers' updates of one clock; its memory may be used up. With `number` and `rate` they came."""
 
     part: int
     clock: int
+    number: int
     rate: float
     sum: Tensor
 
@@ -168,11 +169,10 @@ class Shard:
 
     def _make(self, part: int, held: _Held) -> None:
         clock = held.state.version
-        found = held.updates.pop(clock, {})
+        found = held.updates.pop(clock)
         updates = [update for worker in sorted(found) for update in found[worker]]
-        rate = updates[0].rate if updates else 0.0
         total = sum_updates(updates, (held.span.num_rows, self.spec.width), held.values.dtype, self._product)
-        self._update.apply(held.values, Total(part, clock, rate, total))
+        self._update.apply(held.values, Total(part, clock, updates[0].number, updates[0].rate, total))
         self._mark(held, updates)
         for worker, own in found.items():
             held.entered[worker] = own[-1].number
