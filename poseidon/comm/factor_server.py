@@ -25,7 +25,7 @@ from poseidon.comm.part import Member, Part, Region
 from poseidon.comm.server import owned
 from poseidon.plan import Send
 from poseidon.transport import Work
-from poseidon.transport.collectives import all_gather, exchange_slices, shards_of
+from poseidon.transport.collectives import all_gather, exchange_slices
 
 _WHOLE, _CUT, _PULL, _PULL_BIAS = 0, 1, 2, 3
 
@@ -98,13 +98,17 @@ class FactorServer(FactorExchange):
             self._whole = self._gather_whole(whole, send)
         outgoing = [_in_one_piece(cut[:, slice(*self._slices(send, owner))]) for owner in range(size)]
         first, last = self._slices(send, self.transport.rank)
-        rows = cut.new_empty(size * len(cut), last - first)
-        work = exchange_slices(self.transport, outgoing, shards_of(rows.view(-1), size), tag=self.tag(send, _CUT))
+        rows = cut.new_empty(sum(self.rows_by_rank), last - first)
+        work = exchange_slices(self.transport, outgoing, self._by_rank(rows), tag=self.tag(send, _CUT))
         return _Gathered(rows, work)
 
+    def _by_rank(self, rows: Tensor) -> list[Tensor]:
+        """Every worker's part of gathered rows, as messages."""
+        return [part.view(-1) for part in rows.split(self.rows_by_rank)]
+
     def _gather_whole(self, mine: Tensor, send: Send) -> _Gathered:
-        rows = mine.new_empty(self.transport.size * len(mine), mine.shape[1])
-        blocks = shards_of(rows.view(-1), self.transport.size)
+        rows = mine.new_empty(sum(self.rows_by_rank), mine.shape[1])
+        blocks = self._by_rank(rows)
         blocks[self.transport.rank].copy_(mine.reshape(-1))
         return _Gathered(rows, all_gather(self.transport, blocks, tag=self.tag(send, _WHOLE)))
 

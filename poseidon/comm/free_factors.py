@@ -67,7 +67,7 @@ class FreeFactors(Factors):
             return self._reduced_dense(self.sends[-1])
         if self.scale != 1.0:
             for send, blocks in zip(self.sends, gathered, strict=True):
-                first, last = send.rows(self.num_elems, self.layout.num_rows)
+                first, last = send.rows(self.num_elems, self.layout.num_rows)  # nobody's rows are dealt out here
                 for block in blocks:
                     block[: (last - first) * self.num_outputs] *= self.scale
         return super().summed(gathered)

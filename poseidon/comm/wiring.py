@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
 from poseidon.comm.doubling import Doubling
 from poseidon.comm.exchange import Exchange, Wiring
@@ -43,12 +44,13 @@ def make_exchanges(net: Net, plan: CommPlan, transport: Transport, iter_size: in
 
 def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int) -> Exchange:
     narrow = _narrow_dtype(wire, wiring)
+    layout = partial(factor_layout, net, wiring.members[0].parameter, iter_size)
     makers: dict[Scheme, Callable[[], Exchange]] = {
         Scheme.RING: lambda: ring_exchange(wiring, wire),
         Scheme.DOUBLING: lambda: _dense(wiring, Doubling),
         Scheme.SERVER: lambda: _dense(wiring, Server if narrow is None else partial(NarrowServer, dtype=narrow)),
-        Scheme.FACTORS: lambda: Factors(wiring, _layout(net, wiring, iter_size)),
-        Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, _layout(net, wiring, iter_size), narrow),
+        Scheme.FACTORS: lambda: Factors(wiring, layout()),
+        Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, layout(), narrow),
         Scheme.ROWS: lambda: Rows(wiring),
     }
     return makers[wiring.unit.scheme]()
@@ -75,9 +77,8 @@ def _narrow_dtype(wire: str, wiring: Wiring) -> torch.dtype | None:
     return NARROW_DTYPES.get(wire) if is_wide and crosses else None
 
 
-def _layout(net: Net, wiring: Wiring, iter_size: int) -> FactorLayout:
+def factor_layout(net: Net, weight: nn.Parameter, iter_size: int) -> FactorLayout:
     """How many rows of factors all readers of a weight give in an iteration, and how it is stored."""
-    weight = wiring.members[0].parameter
     num_rows, transposed = 0, False
     for node in net.graph.nodes:
         layer = node.layer

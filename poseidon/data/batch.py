@@ -77,14 +77,14 @@ class RecordBatches:
 
     def make(self, start: int) -> Batch:
         """This worker's part of the batch that starts at sample `start`."""
-        labels = np.empty(self._batch_size, self._memory.dtype)
-        data: np.ndarray | None = None
         samples = self._share.samples(start, self._batch_size)
+        labels = np.empty(len(samples), self._memory.dtype)
+        data: np.ndarray | None = None
         self._stream.announce(samples)
         for i, sample in enumerate(samples):
             record = self._stream.record(sample)
             if data is None:
-                data = self._memory.take((self._batch_size, *self._transformer.shape(record)))
+                data = self._memory.take((len(samples), *self._transformer.shape(record)))
             self._transformer.write(record, self._sample_key(sample), data[i])
             labels[i] = record.label
         assert data is not None

@@ -68,7 +68,7 @@ class Hdf5Rows:
         self._names = tuple(names)
         self._seed = shuffle_seed
         self._dtype = np.dtype(dtype)
-        self._share = Share()
+        self.share = Share()
         self.position = 0
         self._round = 0
         self._turn = 0  # position in this round's order of files
@@ -78,9 +78,9 @@ class Hdf5Rows:
         self._open_turn()
         self.row_shapes = [array.shape[1:] for array in self._arrays]
 
-    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False) -> None:
+    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False, counts: tuple[int, ...] = ()) -> None:
         """From now on, give only this worker's share."""
-        self._share = Share(rank, num_workers, whole_batches)
+        self.share = Share(rank, num_workers, whole_batches, counts)
 
     def seek(self, position: int, shuffle_seed: int | None) -> None:
         """Goes on from the row where a job with this shuffle seed stood."""
@@ -96,10 +96,11 @@ class Hdf5Rows:
             self._turn += 1
         self._open_turn()
 
-    def take(self, num_rows: int) -> list[np.ndarray]:
-        """The next rows, one array per dataset."""
+    def take(self, batch_size: int) -> list[np.ndarray]:
+        """This worker's rows of the next batch, one array per dataset."""
+        numbers = self.share.samples(self.position, batch_size)
+        num_rows = len(numbers)
         batch = [np.empty((num_rows, *shape), self._dtype) for shape in self.row_shapes]
-        numbers = self._share.samples(self.position, num_rows)
         filled = 0
         while filled < num_rows:
             self._reach(numbers[filled])
@@ -110,7 +111,7 @@ class Hdf5Rows:
             for out, array in zip(batch, self._arrays, strict=True):
                 out[filled : filled + len(picked)] = array[rows]
             filled += len(picked)
-        self.position += num_rows * self._share.num_workers
+        self.position += batch_size * self.share.num_workers
         return batch
 
     def _reach(self, number: int) -> None:

@@ -15,6 +15,9 @@ batches are dealt out instead (tests: a score is the mean of what batches give),
 
     start + r·B, start + r·B + 1, ... start + r·B + B - 1
 
+Where workers are not equally fast, a batch of B·P is dealt out in parts n_0, n_1, … that add up to it (--balance):
+worker r takes the n_r samples that follow those of the workers before it. The batch holds the same samples.
+
 The position of a whole job is one number, the sample at which the next batch starts; it is the same on every worker,
 and means the same with another number of workers.
 
@@ -37,31 +40,42 @@ from poseidon.errors import DataError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The samples of worker `rank` of `num_workers`: every P-th one, or whole batches."""
+    """The samples of worker `rank` of `num_workers`: every P-th one, or whole batches, or, with `counts`, as many as
+    its count says, one behind the other. `batch_size` is what is written in the net: the mean of all counts."""
 
     rank: int = 0
     num_workers: int = 1
     whole_batches: bool = False
+    counts: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.num_workers:
             raise UsageError(f"expected a rank from 0 to {self.num_workers - 1}, got {self.rank}")
+        if self.counts and (len(self.counts) != self.num_workers or min(self.counts) < 1):
+            raise UsageError(f"expected {self.num_workers} counts of 1 or more samples, got {self.counts}")
 
-    def samples(self, start: int, count: int) -> range:
-        """The numbers of the next `count` samples, when all workers together stand at `start`."""
-        if self.whole_batches:
-            first = self.begin(start, count)
-            return range(first, first + count)
+    def num_samples(self, batch_size: int) -> int:
+        """How many samples of a batch are this worker's."""
+        if not self.counts:
+            return batch_size
+        assert sum(self.counts) == batch_size * self.num_workers, f"{self.counts} deal out another batch"
+        return self.counts[self.rank]
+
+    def samples(self, start: int, batch_size: int) -> range:
+        """The numbers of this worker's next samples, when all workers together stand at `start`."""
+        if self.whole_batches or self.counts:
+            first = self.begin(start, batch_size) + sum(self.counts[: self.rank])
+            return range(first, first + self.num_samples(batch_size))
         first = start + self.rank
-        return range(first, first + count * self.num_workers, self.num_workers)
+        return range(first, first + batch_size * self.num_workers, self.num_workers)
 
-    def begin(self, start: int, count: int) -> int:
+    def begin(self, start: int, batch_size: int) -> int:
         """The first sample of the batch that these samples are a part of, or all of."""
-        return start + self.rank * count if self.whole_batches else start
+        return start + self.rank * batch_size if self.whole_batches else start
 
-    def batch_extent(self, count: int) -> int:
+    def batch_extent(self, batch_size: int) -> int:
         """How many samples that batch has."""
-        return count if self.whole_batches else count * self.num_workers
+        return batch_size if self.whole_batches else batch_size * self.num_workers
 
 
 class Order:

@@ -63,10 +63,11 @@ class WindowBatches:
     def make(self, start: int) -> Batch:
         """This worker's part of the batch that starts at sample `start`."""
         crop_size = self._options.warp.crop_size
-        data = self._memory.take((self._batch_size, NUM_CHANNELS, crop_size, crop_size))
-        labels = np.empty(self._batch_size, self._memory.dtype)
+        samples = self._share.samples(start, self._batch_size)
+        data = self._memory.take((len(samples), NUM_CHANNELS, crop_size, crop_size))
+        labels = np.empty(len(samples), self._memory.dtype)
         begin = self._share.begin(start, self._batch_size)
-        for i, sample in enumerate(self._share.samples(start, self._batch_size)):
+        for i, sample in enumerate(samples):
             is_background = sample - begin < self._num_background
             choices = self._windows.background if is_background else self._windows.foreground
             key, coin = divmod(self._sample_key(sample), 2)

@@ -42,7 +42,12 @@ class Graph:
     """Nodes in running order, the current shape of every blob, and the parameter table.
 
     Blob names are known to be sound: `insert_splits` refuses unknown bottoms and tops with two producers.
+
+    `weight` is how much a pass counts beside those of other workers, 1 on average: where they have unequal parts of a
+    batch, losses (and their gradients) are multiplied by it.
     """
+
+    weight = 1.0
 
     def __init__(self, source: NetSource, context: LayerContext, freeze: Sequence[str] = ()) -> None:
         self.nodes: list[Node] = []

@@ -57,6 +57,7 @@ class Program:
     """
 
     def __init__(self, graph: Graph, *, fuse: bool = True) -> None:
+        self._graph = graph
         # A net without a loss is used as part of something larger: torch's own rule decides what gets a gradient.
         self.open_ended = not graph.has_loss and not any(node.needs_backward for node in graph.nodes)
         _allow_overwriting(graph)
@@ -95,7 +96,7 @@ class Program:
                     values.pop(name, None)
             values.update(zip(node.tops, tops, strict=True))
             losses += _loss_parts(node, values)
-        return _total(losses)
+        return _total(losses, self._graph.weight)
 
     def _tops(self, step: Step, bottoms: list[Tensor]) -> tuple[Tensor, ...]:
         if self.observer is None:
@@ -113,11 +114,11 @@ def _loss_parts(node: Node, values: dict[str, Tensor]) -> list[Tensor]:
     return parts
 
 
-def _total(parts: list[Tensor]) -> Tensor | None:
+def _total(parts: list[Tensor], weight: float) -> Tensor | None:
     total: Tensor | None = None
     for part in parts:
         total = part if total is None else total + part
-    return total
+    return total if total is None or weight == 1 else total * weight
 
 
 def _allow_overwriting(graph: Graph) -> None:

@@ -239,7 +239,8 @@ class Stepwise:
             if name not in self.blobs:
                 self.blobs[name] = Blob(name, self._first_value(node, name, value))
         tops = [self.blobs[name] for name in node.tops]
-        weighted = [(blob, weight) for blob, weight in zip(tops, node.loss_weights, strict=True) if weight]
+        scale = self.net.graph.weight
+        weighted = [(blob, weight * scale) for blob, weight in zip(tops, node.loss_weights, strict=True) if weight]
         for blob, weight in weighted:
             blob.diff.fill_(weight)
         return _Station(

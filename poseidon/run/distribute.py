@@ -10,6 +10,7 @@ Every worker builds the same Solver and calls it at the same time. From then on 
     exchange    gradients, as the plan says (updates.py)
     average     losses and outputs that are shown, and BatchNorm's statistics before tests and snapshots (statistics.py)
     deal out    test batches (dealing.py)
+    deal out    batches by speed, if asked to (balance.py)
     agree       on when to stop and to snapshot (agreement.py); rank 0 writes, everybody can restore (worker_states.py)
 
 The loop is the solver's own: what it calls are `solver.updates` and `solver.team`.
@@ -21,23 +22,28 @@ import contextlib
 from types import TracebackType
 from typing import Any
 
-from poseidon.comm.events import CommListener
+from poseidon.comm.events import CommEvent, CommListener
+from poseidon.comm.exchange import Exchange
 from poseidon.errors import PlanError, UsageError
 from poseidon.plan import CommPlan, check_fits
 from poseidon.run.agreement import Agreement
+from poseidon.run.balance import Balance
 from poseidon.run.dealing import choose_way
 from poseidon.run.ended import EndedUpdates
 from poseidon.run.facts import SAME_FILES, Fact, check_facts, replica_facts, start_facts, version_facts
 from poseidon.run.kept_data import KeptData
 from poseidon.run.layer_times import LayerTime
+from poseidon.run.meter import Counters, Meter
 from poseidon.run.net_outputs import NetOutputs
 from poseidon.run.options import DistributeOptions
+from poseidon.run.parts import Parts
 from poseidon.run.profile import profile_net
 from poseidon.run.replicas import ReplicaCheck
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.seeds import take_common_seed
 from poseidon.run.shards import check_outputs, count_labels_together, share_batch
 from poseidon.run.statistics import average_statistics, synchronise_statistics
+from poseidon.run.stats import Stats
 from poseidon.run.team import WorkerTeam
 from poseidon.run.updates import DistributedUpdates
 from poseidon.run.worker_states import WorkerStates
@@ -83,7 +89,11 @@ class Distribution:
         self._agreement = Agreement(self._table, options.agree_s)
         self._states = WorkerStates(solver, self._table)
         self.updates: DistributedUpdates | None = None
+        self.meter = Meter(self._counters)
         self._use(plan)
+        self._parts = Parts(solver, self._table, plan) if options.balance and transport.size > 1 else None
+        self._balance = None if self._parts is None else Balance(self._table, self._parts.counts, self.deal)
+        self._stats = None if options.stats is None else Stats(options.stats, self._table)
         solver.team = WorkerTeam(
             self._table,
             self._agreement,
@@ -93,6 +103,7 @@ class Distribution:
         writes = options.net_outputs is not None and transport.rank == 0
         self._net_outputs = NetOutputs(options.net_outputs or "", len(solver.test_nets)) if writes else None
         solver.listeners.append(self._listen)
+        solver.callbacks.append(self.meter)
 
     # -- life -------------------------------------------------------------------------------------------------------
     def __enter__(self) -> Distribution:
@@ -111,10 +122,21 @@ class Distribution:
         if self._listen not in self.solver.listeners:
             return
         self.solver.listeners.remove(self._listen)
+        self.solver.callbacks.remove(self.meter)
         if wait:
             self.solver.updates.drain()
             self._agreement.end()
+            if self._balance is not None:
+                self._balance.end()
         self._part()
+        self._close_files(wait)
+
+    def _close_files(self, wait: bool) -> None:
+        if self._stats is not None and wait:
+            self._stats.collect()
+        elif self._stats is not None:
+            with contextlib.suppress(UsageError):
+                self._stats.close()
         if self._net_outputs is not None:
             # After a failure, one more must not hide it.
             with contextlib.nullcontext() if wait else contextlib.suppress(UsageError):
@@ -122,6 +144,8 @@ class Distribution:
 
     def _part(self) -> None:
         solver = self.solver
+        if self._parts is not None:
+            self._parts.close(self._exchanges)
         if self.updates is not None:
             self.updates.close()
             solver.updates = EndedUpdates()
@@ -151,7 +175,7 @@ class Distribution:
         self.plan = plan
         if self.transport.size > 1:
             self.updates = DistributedUpdates(
-                self.solver, plan, self.transport, averages=self.options.averages, listener=self._comm_listener
+                self.solver, plan, self.transport, averages=self.options.averages, listener=self._hear_comm
             )
             self.solver.updates = self.updates
         self._replicas = ReplicaCheck(self.solver.net, plan, self._table, with_statistics=self.options.sync_bn)
@@ -161,11 +185,25 @@ class Distribution:
         """What carries notified puts from this worker: `shared memory + tcp`; empty under other patterns."""
         return "" if self.updates is None else self.updates.carriers
 
+    @property
+    def _exchanges(self) -> list[Exchange]:
+        return [] if self.updates is None else self.updates.exchanges
+
     # -- while training ---------------------------------------------------------------------------------------------
     def level(self) -> None:
         """Replicas are alike afterwards, statistics too."""
         if not self.options.sync_bn:
             average_statistics(self.solver.net, self._table)
+        if self._stats is not None:
+            self._stats.collect()
+
+    def deal(self, parts: tuple[int, ...]) -> None:
+        """Batches are dealt out in these parts from now on. All workers call it, after the same iteration."""
+        assert self._parts is not None, "only where the options ask for balance"
+        assert self._balance is not None
+        self.solver.updates.drain()
+        self._parts.deal(parts, self._exchanges)
+        self._balance.reset(parts)
 
     def state(self) -> Any:
         return self._states.state(self.plan)
@@ -175,6 +213,10 @@ class Distribution:
 
     def _after_restoring(self) -> None:
         """Goes on with the plan that came with a snapshot, if it can be used: settings may have changed since."""
+        if self._parts is not None and self._balance is not None:
+            # Equal parts: plans are for those, and who was fast before need not be now.
+            self._parts.close(self._exchanges)
+            self._balance.reset(self._parts.counts)
         brought = self._states.brought()
         saved = "none" if brought.plan is None else brought.plan.to_json()
         check_facts([*replica_facts(self.solver), Fact("snapshot's plan", saved, SAME_FILES)], self._table)
@@ -184,7 +226,22 @@ class Distribution:
         if self.updates is not None:
             self.updates.restore_wire_state(brought.read_owed() if brought.plan == self.plan else {})
 
+    def _counters(self) -> Counters:
+        waited_s = self._table.waited_s + (0.0 if self.updates is None else self.updates.waited_s)
+        return Counters(waited_s, self.transport.bytes_sent, self.transport.bytes_received)
+
+    def _hear_comm(self, event: CommEvent) -> None:
+        self.meter.hear_comm(event)
+        if self._comm_listener is not None:
+            self._comm_listener(event)
+
     def _listen(self, event: events.Event) -> None:
+        if isinstance(event, events.IterationDone):
+            figures = self.meter.done(event.iteration + 1)
+            if self._stats is not None:
+                self._stats.note(figures)
+            if self._balance is not None:
+                self._balance.after(figures)
         if self._net_outputs is not None:
             self._net_outputs(event)
         every = self.options.verify_replicas

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from poseidon.errors import UsageError
+
+JSON_LINES, YAML = (".jsonl", ".json"), (".yaml", ".yml")
+
+
+def check_stats_path(path: str) -> None:
+    """Raises unless the name says in which of the two formats statistics are written."""
+    if Path(path).suffix.lower() not in (*JSON_LINES, *YAML):
+        raise UsageError(f"--stats writes JSON lines or YAML: its name must end in .jsonl or .yaml, got {path!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +27,8 @@ class DistributeOptions:
     reuse_plan        a snapshot taken by as many workers brings its plan along
     data_in_memory    the train net's records are read once, spread over the workers' memory, and shuffled over all of
                       it (data/memory_share.py)
+    balance           batches are dealt out by how fast each worker is (balance.py)
+    stats             file for what each worker does in each clock (stats.py); None: none is written
     agree_s           how soon a request to stop or to snapshot is acted upon, in seconds; 0: after every iteration
     """
 
@@ -27,6 +38,8 @@ class DistributeOptions:
     net_outputs: str | None = None
     reuse_plan: bool = True
     data_in_memory: bool = False
+    balance: bool = False
+    stats: str | None = None
     agree_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -37,7 +50,15 @@ class DistributeOptions:
         if not self.agree_s >= 0:
             raise UsageError(f"requests are acted upon within 0 or more seconds, got {self.agree_s}")
 
+        if self.stats is not None:
+            check_stats_path(self.stats)
+        if self.balance and not self.averages:
+            raise UsageError(
+                "--balance with --reduce sum: a sum over workers of each one's own mean depends on who has how many "
+                "samples; leave one of them out"
+            )
+
     def common(self) -> str:
         """Those that must be the same on all workers, for comparison: where one of them writes is its own affair."""
-        names = (field.name for field in fields(self) if field.name != "net_outputs")
+        names = (field.name for field in fields(self) if field.name not in ("net_outputs", "stats"))
         return "\n".join(f"{name}: {getattr(self, name)}" for name in names)

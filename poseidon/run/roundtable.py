@@ -7,6 +7,7 @@ under way. Only the thread that computes may use it: then all workers call in th
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,10 +19,11 @@ from poseidon.transport.collectives import all_gather
 
 _TEXT_TAG = 1  # all-gathers have 0
 _TENSOR_TAG = 2
+_PAIR_TAG = 3
 
 
 class Roundtable:
-    """Every call waits for all workers. Results are the same bits on all of them."""
+    """Every call waits for all workers. Results are the same bits on all of them. `waited_s` is how long calls took."""
 
     def __init__(self, transport: Transport) -> None:
         group = transport.subgroup(range(transport.size))
@@ -29,6 +31,7 @@ class Roundtable:
         self._group: Transport = group
         self.rank, self.size = transport.rank, transport.size
         self.peers: tuple[Peer, ...] = transport.peers
+        self.waited_s = 0.0
 
     def start_sum(self, tensor: Tensor) -> Work:
         """Begins to replace a tensor of one axis by the sum over workers; `wait` for it before it is read."""
@@ -37,14 +40,14 @@ class Roundtable:
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over workers, of tensors of one shape and type."""
         total = tensor.detach().reshape(-1).clone()
-        self.start_sum(total).wait()
+        self._wait(self.start_sum(total))
         return total.view(tensor.shape)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """Every worker's tensor, stacked in rank order."""
         rows = tensor.new_empty(self.size, tensor.numel())
         rows[self.rank] = tensor.detach().reshape(-1)
-        all_gather(self._group, list(rows)).wait()
+        self._wait(all_gather(self._group, list(rows)))
         return rows.view(self.size, *tensor.shape)
 
     def gather_texts(self, text: str) -> list[str]:
@@ -53,7 +56,7 @@ class Roundtable:
         lengths = self.gather(torch.tensor(len(data))).tolist()
         blocks = [torch.empty(length, dtype=torch.uint8) for length in lengths]
         blocks[self.rank] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else blocks[self.rank]
-        all_gather(self._group, blocks).wait()
+        self._wait(all_gather(self._group, blocks))
         return [block.numpy().tobytes().decode() for block in blocks]
 
     def collect_texts(self, text: str) -> list[str]:
@@ -61,12 +64,12 @@ class Roundtable:
         data = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
         lengths = self.gather(torch.tensor(data.numel())).tolist()
         if self.rank != 0:
-            self._group.send(data, 0, _TEXT_TAG).wait()
+            self._wait(self._group.send(data, 0, _TEXT_TAG))
             return []
         texts = [text]
         for rank in range(1, self.size):
             block = torch.empty(lengths[rank], dtype=torch.uint8)
-            self._group.recv(block, rank, _TEXT_TAG).wait()
+            self._wait(self._group.recv(block, rank, _TEXT_TAG))
             texts.append(block.numpy().tobytes().decode())
         return texts
 
@@ -76,14 +79,14 @@ class Roundtable:
         by_rank = [json.loads(text) for text in self.collect_texts(json.dumps(labels))]
         if self.rank != 0:
             for tensor in named.values():
-                self._group.send(tensor.detach().cpu().contiguous().view(-1), 0, _TENSOR_TAG).wait()
+                self._wait(self._group.send(tensor.detach().cpu().contiguous().view(-1), 0, _TENSOR_TAG))
             return []
         found = [{name: tensor.detach().to("cpu", copy=True) for name, tensor in named.items()}]
         for rank in range(1, self.size):
             theirs = {}
             for name, (dtype, *shape) in by_rank[rank].items():
                 theirs[name] = torch.empty(shape, dtype=getattr(torch, dtype))
-                self._group.recv(theirs[name].view(-1), rank, _TENSOR_TAG).wait()
+                self._wait(self._group.recv(theirs[name].view(-1), rank, _TENSOR_TAG))
             found.append(theirs)
         return found
 
@@ -103,7 +106,20 @@ class Roundtable:
 
     def copy(self, tensor: Tensor, root: int = 0) -> None:
         """Puts one worker's values into everybody's tensor, which has one axis and lies in one piece."""
-        self._group.broadcast(tensor, root).wait()
+        self._wait(self._group.broadcast(tensor, root))
+
+    def _wait(self, work: Work) -> None:
+        begun_s = time.perf_counter()
+        work.wait()
+        self.waited_s += time.perf_counter() - begun_s
+
+    def tell(self, tensor: Tensor, to: int) -> None:
+        """Sends one worker a tensor of one axis, which it hears. These two concern nobody else."""
+        self._group.send(tensor, to, _PAIR_TAG).wait()
+
+    def hear(self, tensor: Tensor, source: int) -> None:
+        """Fills a tensor with what a worker tells."""
+        self._group.recv(tensor, source, _PAIR_TAG).wait()
 
     def meet(self) -> None:
         """Returns when all have come here."""

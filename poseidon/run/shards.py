@@ -1,6 +1,7 @@
 """Which records of the train net are whose: P workers together read what one worker with the P-fold batch would.
 
     Data, ImageData, WindowData, HDF5Data   worker r reads samples r, r + P, … of every P-fold batch (data/shard.py)
+                                            or, dealt out by speed, as many as its count says (balance.py)
     DummyData, Dropout, random crops …      drawn for those same samples (net/draws.py)
     MemoryData, Python layers as sources    nobody else knows what they hold: each worker is fed its own data
 
@@ -26,25 +27,34 @@ class Sharded(Protocol):
 
     batch_size: int
 
-    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False) -> None: ...
+    def shard(
+        self, rank: int, num_workers: int, *, whole_batches: bool = False, counts: tuple[int, ...] = ()
+    ) -> None: ...
 
     def position(self) -> dict[str, int]: ...
 
     def seek(self, position: dict[str, int]) -> None: ...
 
 
-def share_batch(net: Net, rank: int, size: int) -> None:
-    """The net's batches are from now on worker `rank`'s part of batches `size` times as large."""
-    net.draws.first, net.draws.stride = rank, size
+def share_batch(net: Net, rank: int, size: int, counts: tuple[int, ...] = ()) -> None:
+    """The net's batches are from now on worker `rank`'s part of batches `size` times as large; `counts`: parts of
+    unequal length."""
+    net.draws.first, net.draws.stride = (sum(counts[:rank]), 1) if counts else (rank, size)
     for layer in sharded_layers(net):
-        layer.shard(rank, size)
+        layer.shard(rank, size, counts=counts)
 
 
-def count_labels_together(net: Net, table: Roundtable | None) -> None:
-    """Losses divide as one worker with the whole batch would, given that gradients are averaged; None: by their own."""
+def count_labels_together(net: Net, table: Roundtable | None, num_parts: float | None = None) -> None:
+    """Losses divide as one worker with the whole batch would, given that gradients are averaged; None: by their own.
+
+    `num_parts`: how many parts like this worker's the whole batch has, where they are not all alike.
+    """
     for node in net.graph.nodes:
         if isinstance(node.layer, LossLayer):
-            node.layer.count_over_workers(1 if table is None else table.size, None if table is None else table.sum)
+            if table is None:
+                node.layer.count_over_workers(1, None)
+            else:
+                node.layer.count_over_workers(num_parts or table.size, table.sum)
 
 
 def sharded_layers(net: Net) -> list[Sharded]:

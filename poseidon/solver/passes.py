@@ -23,7 +23,11 @@ from poseidon.solver.events import BlobSeen, GradientsSeen, Listener
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """The net's total loss (0 if it has none) and its outputs, all detached, on the net's device."""
+    """The net's total loss (0 if it has none) and its outputs, all detached, on the net's device.
+
+    Where workers have unequal parts of a batch, both are weighted (`Graph.weight`): their means over workers are those
+    of the whole batch.
+    """
 
     loss: Tensor
     outputs: Mapping[str, Tensor]
@@ -60,7 +64,7 @@ class FusedPass:
         if backward and loss is not None and loss.requires_grad:
             loss.backward()
         total = torch.zeros((), device=self.net.device) if loss is None else loss.detach()
-        return PassResult(total, {name: value.detach() for name, value in outputs.items()})
+        return PassResult(total, {name: _weighted(value.detach(), self.net) for name, value in outputs.items()})
 
 
 class StepwisePass:
@@ -78,7 +82,7 @@ class StepwisePass:
         elif backward and self._listener is not None:
             self._backward_seen(self._listener)
         net = stepwise.net
-        outputs = {name: stepwise.blobs[name].data for name in net.outputs}
+        outputs = {name: _weighted(stepwise.blobs[name].data, net) for name in net.outputs}
         return PassResult(torch.tensor(loss, dtype=net.dtype, device=net.device), outputs)
 
     def _forward_seen(self, listener: Listener) -> float:
@@ -112,6 +116,10 @@ class StepwisePass:
     def _see(listener: Listener, node: Node, kind: str, blob: str, value: Tensor, *, backward: bool = False) -> None:
         mean = float(value.detach().abs().sum()) / value.numel() if value.numel() else float("nan")
         listener(BlobSeen(backward, node.layer.name, kind, blob, mean))
+
+
+def _weighted(value: Tensor, net: Net) -> Tensor:
+    return value if net.graph.weight == 1 else value * net.graph.weight
 
 
 def _param_name(node: Node, index: int) -> str:

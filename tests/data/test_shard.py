@@ -147,3 +147,23 @@ class TestChooseSource:
             self.choice(None, 2, 4)
         with pytest.raises(DataError, match=r"db_2: no such.*worker 2 reads its own part. Deal.* db_0 to db_3, or set"):
             self.choice(False, 2, 4)
+
+
+# -- unequal parts ----------------------------------------------------------------------------------------------------
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=6), st.integers(0, 100))
+def test_unequal_parts_are_the_whole_batch(more, start):
+    """Parts that add up to P times the batch size; each sample is one worker's, in order."""
+    size = len(more)
+    counts = (*more[:-1], more[-1] + (-sum(more)) % size)
+    batch_size = sum(counts) // size
+    shares = [Share(rank, size, counts=counts) for rank in range(size)]
+    read = [list(share.samples(start, batch_size)) for share in shares]
+    assert [len(samples) for samples in read] == [share.num_samples(batch_size) for share in shares] == list(counts)
+    assert [sample for samples in read for sample in samples] == list(range(start, start + size * batch_size))
+    assert {share.batch_extent(batch_size) for share in shares} == {size * batch_size}
+
+
+@pytest.mark.parametrize("counts", [(1, 2, 3), (0, 4), (4,)])
+def test_impossible_parts_are_refused(counts):
+    with pytest.raises(UsageError, match="expected 2 counts of 1 or more samples"):
+        Share(0, 2, counts=counts)

@@ -29,6 +29,11 @@ class DummyData(Layer):
     def __init__(self, spec: caffe_pb2.LayerParameter, context: LayerContext) -> None:
         super().__init__(spec, context)
         self._constants: dict[int, Tensor] = {}
+        self._num_samples: dict[int, int] = {}
+
+    def deal(self, batch_size: int, num_samples: int) -> None:
+        """From now on, tops whose first axis is written as `batch_size` have this worker's `num_samples` instead."""
+        self._num_samples = {batch_size: num_samples}
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         options = self.spec.dummy_data_param
@@ -49,7 +54,7 @@ class DummyData(Layer):
         for shape in shapes:
             if any(extent < 0 for extent in shape):
                 raise self.error(f"dummy_data_param.shape cannot be negative, got {text_of(shape)}")
-        return shapes
+        return [(self._num_samples.get(shape[0], shape[0]), *shape[1:]) if shape else shape for shape in shapes]
 
     def _per_top(self, name: str, given: Sequence) -> list:
         if len(given) not in (1, self.num_tops):

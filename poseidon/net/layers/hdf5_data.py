@@ -46,11 +46,11 @@ class HDF5Data(Layer):
         return self.spec.hdf5_data_param.batch_size
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
-        return [(self.batch_size, *shape) for shape in self.rows.row_shapes]
+        return [(self.rows.share.num_samples(self.batch_size), *shape) for shape in self.rows.row_shapes]
 
-    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False) -> None:
-        """Which of the rows are this worker's: every P-th one, or whole batches."""
-        self.rows.shard(rank, num_workers, whole_batches=whole_batches)
+    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False, counts: tuple[int, ...] = ()) -> None:
+        """Which of the rows are this worker's."""
+        self.rows.shard(rank, num_workers, whole_batches=whole_batches, counts=counts)
 
     def position(self) -> dict[str, int]:
         """For a snapshot: batches handed out so far end before this row; the same on all workers."""

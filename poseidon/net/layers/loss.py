@@ -48,7 +48,7 @@ class LossLayer(Layer):
         options = spec.loss_param
         self.ignore_label: int | None = options.ignore_label if options.HasField("ignore_label") else None
         self.normalization = self._normalization()
-        self._num_workers = 1
+        self._num_parts = 1.0
         self._sum_over_workers: Callable[[Tensor], Tensor] | None = None
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
@@ -74,13 +74,15 @@ class LossLayer(Layer):
         return bottom.detach()
 
     # -- normalisation ----------------------------------------------------------------------------------------------
-    def count_over_workers(self, num_workers: int, sum_over_workers: Callable[[Tensor], Tensor] | None) -> None:
+    def count_over_workers(self, num_parts: float, sum_over_workers: Callable[[Tensor], Tensor] | None) -> None:
         """Divides as one worker with the batches of all would, given that the workers' gradients are averaged.
 
-        `sum_over_workers` adds a count over all of them. It is called once per forward pass, by every worker or none:
-        only options decide, never data. One worker needs none, as in the beginning.
+        `num_parts` is how many batches like this worker's that would be: the number of workers, if all have as many
+        samples, and if not, the mean is weighted by their numbers. `sum_over_workers` adds a count over all of them. It
+        is called once per forward pass, by every worker or none: only options decide, never data. One worker needs
+        none, as in the beginning.
         """
-        self._num_workers = num_workers
+        self._num_parts = num_parts
         self._sum_over_workers = sum_over_workers
 
     def divisor(self, num_samples: int, num_labels: int, ignored: Tensor | None) -> Tensor | float:
@@ -89,9 +91,9 @@ class LossLayer(Layer):
             num_valid = ignored.numel() - ignored.sum()
             if self._sum_over_workers is None:
                 return num_valid.clamp(min=1)
-            return self._sum_over_workers(num_valid).clamp(min=1).double() / self._num_workers
+            return self._sum_over_workers(num_valid).clamp(min=1).double() / self._num_parts
         if self.normalization == Mode.NONE:
-            return 1.0 / self._num_workers
+            return 1.0 / self._num_parts
         return float(max(num_samples if self.normalization == Mode.BATCH_SIZE else num_labels, 1))
 
     def _normalization(self) -> int:

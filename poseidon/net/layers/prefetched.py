@@ -6,7 +6,7 @@
 Beside the contract of a layer:
 
     layer.shard(rank, num_workers)    which of the samples are this worker's; alone by default. Every P-th one, or, with
-                                      `whole_batches`, whole batches
+                                      `whole_batches`, whole batches, or, with `counts`, parts of unequal length
     layer.reads_own_part              true if they lie in a source of the worker's own (shared_file_system)
     layer.position()                  {"sample": s}, for a snapshot: batches handed out so far end before sample s
     layer.seek(position)              go on from there
@@ -75,8 +75,9 @@ class PrefetchedLayer(Layer):
         self._first_shape = self.record_shape()
 
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
-        self.check_room("what is read ahead", (self.spec.data_param.prefetch, self.batch_size, *self._first_shape))
-        return [(self.batch_size, *self._first_shape), (self.batch_size,)][: self.num_tops]
+        num_samples = self.share.num_samples(self.batch_size)
+        self.check_room("what is read ahead", (self.spec.data_param.prefetch, num_samples, *self._first_shape))
+        return [(num_samples, *self._first_shape), (num_samples,)][: self.num_tops]
 
     def forward(self) -> Tensor | tuple[Tensor, ...]:
         if self._prefetch is None:
@@ -91,9 +92,9 @@ class PrefetchedLayer(Layer):
         data = batch.data.to(self.context.device, self.context.dtype)
         return data if self.num_tops == 1 else (data, batch.label.to(self.context.device))
 
-    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False) -> None:
+    def shard(self, rank: int, num_workers: int, *, whole_batches: bool = False, counts: tuple[int, ...] = ()) -> None:
         self._stop()
-        self.share = Share(rank, num_workers, whole_batches)
+        self.share = Share(rank, num_workers, whole_batches, counts)
 
     @property
     def reads_own_part(self) -> bool:
