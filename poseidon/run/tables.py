@@ -17,7 +17,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from poseidon.comm.stale.hub import Hub, HubOptions
+from poseidon.comm.stale.hub import MEET_S, Hub, HubOptions
 from poseidon.comm.stale.layout import DTYPES, TableSpec
 from poseidon.comm.stale.protocol import Entry, Mode
 from poseidon.comm.stale.table import Table, create_table
@@ -123,7 +123,7 @@ def _joined() -> Transport:
     """The transport of the job that the environment tells of; of one process if it tells of none."""
     place = find_place(os.environ)
     if place is None:
-        return InprocTransport(Switch((Peer(0, socket.gethostname(), os.getpid()),)), 0)
+        return InprocTransport(Switch((Peer(0, socket.gethostname(), os.getpid()),), limit_s=MEET_S), 0)
     is_multi_host = place.local_size is not None and place.local_size < place.size
     interface = choose_interface(place.master_address, is_multi_host=is_multi_host, wanted=None)
     master = Master(place.master_address, place.master_port, place.store_prefix)

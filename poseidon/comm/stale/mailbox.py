@@ -173,7 +173,7 @@ class Mailbox:
         """Copies a letter out of its slot; the message, if it is the last one missing of it."""
         start = (sender * self._num_slots + slot) * self._slot_bytes
         memory = self._slots[start : start + self._slot_bytes]
-        number, total, offset = _FRAGMENT.unpack(memory[: _FRAGMENT.size].numpy())
+        number, total, offset = _FRAGMENT.unpack(memory[: _FRAGMENT.size].numpy().tobytes())
         length = min(total - offset, self._slot_bytes - _FRAGMENT.size)
         if length < 0:
             raise TransportError(f"rank {sender} sent a fragment at {offset} of a message of {total} bytes", (sender,))

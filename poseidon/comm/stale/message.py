@@ -96,7 +96,7 @@ def read_message(data: Tensor) -> Message:
     """A message from its bytes; the payload is a view of them."""
     if len(data) < HEAD_BYTES:
         raise TransportError(f"a message has a head of {HEAD_BYTES} bytes, got {len(data)} in all")
-    kind, form, ends, table, part, count, clock, number, rate = _HEAD.unpack(data[:HEAD_BYTES].numpy())
+    kind, form, ends, table, part, count, clock, number, rate = _HEAD.unpack(data[:HEAD_BYTES].numpy().tobytes())
     try:
         return Message(Kind(kind), table, part, clock, number, Form(form), count, bool(ends), rate, data[HEAD_BYTES:])
     except ValueError as error:
