@@ -15,6 +15,7 @@ import torch
 
 from poseidon.cli.devices import worker_device
 from poseidon.cli.log import CommandLog
+from poseidon.cli.observing import observe_options
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
@@ -83,6 +84,7 @@ def _face(
     place: Place,
     device: torch.device,
     requests: SignalRequests,
+        observe=observe_options(found, os.environ),
     codes: list[int],
 ) -> Iterator[Face]:
     farewell = partial(_farewell, found.program, place)

@@ -8,6 +8,7 @@ import os
 
 from poseidon.cli.cluster import cluster_flags, hosts_asked, start_cluster
 from poseidon.cli.command import Command, Flags, files, listed, net_flags, one_of, positive_number, require
+from poseidon.cli.observing import observe_flags, observe_options
 from poseidon.cli.terminal import loading
 from poseidon.cli.workers import check_alone, check_values, num_to_start, start_workers, worker_flags
 from poseidon.errors import UsageError
@@ -41,6 +42,7 @@ def declare(flags: Flags) -> None:
     net_flags(flags)
     worker_flags(flags)
     cluster_flags(flags)
+    observe_flags(flags)
 
 
 def run(found: argparse.Namespace) -> int:
@@ -51,6 +53,7 @@ def run(found: argparse.Namespace) -> int:
     if place is not None:
         found.plain = found.plain or place.rank != 0
     check_values(found)
+    observe_options(found, os.environ)  # raises for what makes no sense: here, once, not on every worker
     param = solver_param(found)
     if place is not None:
         return _train_in_team(param, found, place)

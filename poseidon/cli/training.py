@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 
@@ -11,12 +12,14 @@ import torch
 from poseidon.cli.command import listed
 from poseidon.cli.devices import solver_device
 from poseidon.cli.log import CommandLog
+from poseidon.cli.observing import observe_options
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
 from poseidon.run.exits import YIELDED
 from poseidon.run.launcher import accept_signals
 from poseidon.run.net_outputs import NetOutputs
+from poseidon.run.observation import Observation
 from poseidon.run.rendezvous import JOB, num_restarts
 from poseidon.run.resume import Resume, find_snapshot
 from poseidon.solver import NetOptions, Solver
@@ -47,12 +50,14 @@ def train(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> int:
         if has_display(found):
             with ProgressDisplay(param, f"--solver={found.solver}", device, requests) as display:
                 solver = _built(param, found, device, display)
-                solve(solver, snapshot, requests=requests)
+                with _observed(solver, found):
+                    solve(solver, snapshot, requests=requests)
             return exit_code(solver)
         with CommandLog().taking_warnings() as log:
             log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {device.index}")
             solver = _built(param, found, device, log)
-            solve(solver, snapshot, requests=requests, say=log.say)
+            with _observed(solver, found):
+                solve(solver, snapshot, requests=requests, say=log.say)
             return exit_code(solver)
 
 
@@ -74,6 +79,13 @@ def _built(
 
 
 def net_options(found: argparse.Namespace, device: torch.device) -> NetOptions:
+@contextlib.contextmanager
+def _observed(solver: Solver, found: argparse.Namespace) -> Iterator[None]:
+    with Observation(solver, observe_options(found, os.environ), Seat()) as observation:
+        observation.join()
+        yield
+
+
     """How the flags want the nets to be built."""
     freeze, renew = tuple(listed(found.freeze)), tuple(listed(found.renew))
     return NetOptions(device=device, dtype=DTYPES[found.dtype], freeze=freeze, renew=renew)

@@ -70,7 +70,7 @@ class Tracer:
     def __init__(
         self, window: Window, plan: CommPlan | None = None, now: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._window, self._now = window, now
+        self.window, self._now = window, now
         self.zero_s = now()
         self._recorded: deque[tuple[Any, ...]] = deque()  # filled by several threads
         self._is_on = False
@@ -127,7 +127,7 @@ class Tracer:
 
     # -- iterations -------------------------------------------------------------------------------------------------
     def on_start(self) -> None:
-        self._is_on = self._iteration in self._window
+        self._is_on = self._iteration in self.window
         self._began_s = self._now()
 
     def on_gradients_ready(self) -> None:

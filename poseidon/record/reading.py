@@ -61,7 +61,7 @@ def read_facts(folder: str | Path) -> Facts:
         net=fields.text("net"),
         cluster=fields.mapping("cluster"),
         plan=None if fields.get("plan") is None else fields.mapping("plan"),
-        shapes={} if fields.get("shapes") is None else _shapes(_Fields(fields.mapping("shapes"), f"{path}: shapes")),
+        shapes={} if not fields.get("shapes") else _shapes(_Fields(fields.mapping("shapes"), f"{path}: shapes")),
     )
 
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from poseidon.errors import PeerLost, PoseidonError, TransportError, WorkersDiffer, WorkersFailed
+from poseidon.errors import PeerLost, PoseidonError, TransportError, UsageError, WorkersDiffer, WorkersFailed
+from poseidon.observe.options import ObserveOptions
 from poseidon.plan import PlanRequest
 from poseidon.run.attempt import attempt
 from poseidon.run.cards import Card, nodes_of, threads_of
@@ -30,10 +31,12 @@ from poseidon.run.distribute import DistributeOptions, distribute
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.planning import Links, Planned, Planning, plan_together
+from poseidon.run.observation import Observation
 from poseidon.run.rendezvous import Place
 from poseidon.run.resume import Resume, agree_on_snapshot
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.watch import Watch, WatchedTeam
+from poseidon.run.seat import Seat, cluster_facts
 from poseidon.run.welcome import Crew, batch_lines, cluster_lines, links_line, plan_lines
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.background import BackgroundWriter
@@ -66,6 +69,7 @@ class WorkerOptions:
     """
 
     net: NetOptions
+    observe     what is recorded of the run, and who is told
     request: PlanRequest
     team: DistributeOptions
     links: Links
@@ -80,6 +84,7 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, slots=True)
+    observe: ObserveOptions = field(default_factory=ObserveOptions)
 class Face:
     """A worker's side towards people.
 
@@ -136,7 +141,14 @@ class _Worker:
         # Whether a snapshot's plan is used is decided already: this is it, or another one is wanted.
         team = replace(options.team, reuse_plan=False)
         options.watch.follow(planned.plan)
-        with distribute(solver, self._transport, planned.plan, team, listener=options.watch.hear_comm) as distribution:
+        host = self._crew.cards[self._table.rank].host
+        seat = Seat(self._table, planned.plan, cluster_facts(self._crew, planned.plan), host)
+        observation = Observation(solver, options.observe, seat)
+        listener = observation.heard_by(options.watch.hear_comm)
+        with (
+            observation,
+            distribute(solver, self._transport, planned.plan, team, listener=listener) as distribution,
+        ):
             if self._table.rank == 0 and distribution.carriers:
                 self._face.show([f"puts      by {distribution.carriers}"])
             solver.team = WatchedTeam(solver.team, options.watch)
@@ -157,6 +169,7 @@ class _Worker:
         return solver
 
     def _solver(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> Solver:
+            observation.join(distribution.meter)
         if self._table.rank == 0 and param.snapshot_after_train:
             check_writable(param.snapshot_prefix)  # better now than when all the work is done
         listeners = (options.watch.hear_solver, *self._face.listeners)
