@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
@@ -22,6 +22,7 @@ from poseidon.run.net_outputs import NetOutputs
 from poseidon.run.observation import Observation
 from poseidon.run.rendezvous import JOB, num_restarts
 from poseidon.run.resume import Resume, find_snapshot
+from poseidon.run.seat import Seat
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.background import BackgroundWriter
 from poseidon.solver.events import Listener
@@ -78,7 +79,6 @@ def _built(
     return solver
 
 
-def net_options(found: argparse.Namespace, device: torch.device) -> NetOptions:
 @contextlib.contextmanager
 def _observed(solver: Solver, found: argparse.Namespace) -> Iterator[None]:
     with Observation(solver, observe_options(found, os.environ), Seat()) as observation:
@@ -86,6 +86,7 @@ def _observed(solver: Solver, found: argparse.Namespace) -> Iterator[None]:
         yield
 
 
+def net_options(found: argparse.Namespace, device: torch.device) -> NetOptions:
     """How the flags want the nets to be built."""
     freeze, renew = tuple(listed(found.freeze)), tuple(listed(found.renew))
     return NetOptions(device=device, dtype=DTYPES[found.dtype], freeze=freeze, renew=renew)
