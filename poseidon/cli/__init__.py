@@ -59,6 +59,7 @@ POSEIDON = Program(
         **TOOL_VERBS,
         "data": ("data", "make a data set's LMDBs: mnist, fashion-mnist, cifar10, digits"),
         "plan": ("plan", "show how training on a cluster would communicate, and how long it would take"),
+        "report": ("report", "make one HTML page of what a run has recorded"),
         "trace": ("trace", "make one timeline of what all workers recorded, for Perfetto or chrome://tracing"),
         "doctor": ("doctor", "look for what would keep a job from running on these hosts, and say what to do"),
         "status": ("status", "show what running jobs do"),

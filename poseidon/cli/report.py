@@ -1,0 +1,53 @@
+"""report: `poseidon report RUN [-o page.html]` makes one HTML page of what `train --record RUN` has left."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from poseidon.cli.command import Command, Flags, Operand
+from poseidon.errors import UsageError
+
+
+def declare(flags: Flags) -> None:
+    flags.operands(Operand("RUN", "the folder of a run that was recorded: `poseidon train --record RUN …`"))
+    flags.flag("o", default="", metavar="FILE", help="the page (RUN/report.html)")
+    flags.flag("iterations", default="", metavar="A:B", help="the timeline shows iterations A up to, but without, B")
+    flags.flag(
+        "baseline", default="", metavar="RUN", help="another recorded run, whose speed this one's is measured by"
+    )
+
+
+def run(found: argparse.Namespace) -> int:
+    from poseidon.record import read
+    from poseidon.report import ReportOptions, report
+    from poseidon.report.timeline import Shown, iterations_shown
+    from poseidon.spec.files import write_atomically
+
+    recorded = read(found.run)
+    shown = Shown(*_range(found.iterations))
+    if found.iterations and not iterations_shown(recorded, shown):
+        known = sorted({iteration for trace in recorded.traces for iteration in trace.iterations})
+        there = f"{known[0]} to {known[-1]}" if known else "none"
+        raise UsageError(
+            f"--iterations={found.iterations}: {found.run} has no events of these on all ranks, only of {there}"
+        )
+    baseline = read(found.baseline) if found.baseline else None
+    path = found.o or os.path.join(found.run, "report.html")
+    write_atomically(report(recorded, ReportOptions(shown, baseline)).encode(), path)
+    print(f"{path}: open it in a browser ({Path(path).resolve().as_uri()})")
+    return 0
+
+
+def _range(text: str) -> tuple[int, int | None] | tuple[()]:
+    """`A:B` as two numbers; nothing: chosen by the report."""
+    if not text:
+        return ()
+    first, colon, last = text.partition(":")
+    if not colon or not all((part.isascii() and part.isdecimal()) or not part for part in (first, last)):
+        raise UsageError(f"--iterations is a range like 100:105, got {text!r}")
+    return int(first or 0), int(last) if last else None
+
+
+COMMAND = Command(declare, run)

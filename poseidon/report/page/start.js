@@ -1,0 +1,5 @@
+Theme.start();
+document.querySelectorAll("table.sortable").forEach(sortable);
+startCharts();
+startTimeline();
+startNet();
