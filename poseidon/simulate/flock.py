@@ -1,0 +1,226 @@
+"""Flock: the network of many nodes that are not alike, a wave of all nodes at a time.
+
+The same queues and the same costs as in `network.py`, held as arrays with an entry for every node: a step of an
+all-reduce among a thousand nodes is a few operations on arrays instead of a thousand messages. What a wave needs of all
+nodes is known when the last of them has started the collective; nothing at any node depends on it before, since no
+collective is over anywhere until everybody has taken part. Waves are served in the order of their earliest message.
+That is the order of the single messages unless nodes are further apart in time than waves are: then a message may be
+served before another one that was there first, which moves single messages and not what a link carries in all
+(tests/simulate/test_flock.py holds both against each other).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from poseidon.simulate.agenda import Agenda
+from poseidon.simulate.machines import Machines
+from poseidon.simulate.network import Costs, Finished
+from poseidon.simulate.waves import Collective, Shift, Wave
+
+Times = NDArray[np.float64]
+
+
+class FlockRun:
+    """A collective under way."""
+
+    __slots__ = (
+        "collective",
+        "costs",
+        "finished",
+        "groups",
+        "joined_s",
+        "num_left",
+        "num_missing",
+        "num_out",
+        "over_s",
+    )
+
+    def __init__(self, collective: Collective, costs: Costs, finished: Finished) -> None:
+        self.collective, self.costs, self.finished = collective, costs, finished
+        self.num_out = collective.num_nodes  # nodes that have not joined
+        self.joined_s = np.zeros(collective.num_nodes)
+        self.num_missing = [0] * collective.num_groups  # waves of a group that have not arrived
+        for wave in collective.waves:
+            self.num_missing[wave.group] += 1
+        self.num_left = len(collective.waves)
+        self.groups: dict[int, Times] = {}  # when a group's messages were in, so far
+        self.over_s = self.joined_s
+
+
+class Flock:
+    """The queues of all nodes."""
+
+    def __init__(self, machines: Machines, agenda: Agenda) -> None:
+        self._machines, self._agenda = machines, agenda
+        self._second_per_byte = 8 / machines.cluster.bandwidth_bps
+        num_nodes = machines.cluster.num_nodes
+        self._hands_free_s = np.zeros(num_nodes)
+        self._out_free_s = np.zeros(num_nodes)
+        self._in_free_s = np.zeros(num_nodes)
+        self._switches = np.array([machines.switch_of(node) for node in range(num_nodes)])
+        self._up_free_s = np.zeros(machines.num_switches)
+        self._down_free_s = np.zeros(machines.num_switches)
+        self._sources: dict[object, NDArray[np.intp]] = {}
+        self.bytes_sent = np.zeros(num_nodes)
+        self.bytes_received = np.zeros(num_nodes)
+
+    def begin(self, collective: Collective, finished: Finished) -> FlockRun:
+        """A collective that nodes will join."""
+        return FlockRun(collective, Costs(self._machines, collective), finished)
+
+    def join(self, run: FlockRun, node: int) -> None:
+        """The node starts now; what that leads to is looked at when all have."""
+        run.joined_s[node] = self._agenda.now_s
+        run.num_out -= 1
+        if run.num_out == 0:
+            run.over_s = run.joined_s
+            self._release(run, None, run.joined_s)
+
+    def handle(self, node: int, num_bytes: float, call: Callable[[], None]) -> None:
+        """The node's processor goes through so many bytes, then calls."""
+        seconds = num_bytes * 8 / self._machines.handling_bps
+        if not seconds:
+            call()
+            return
+        self._hands_free_s[node] = max(self._agenda.now_s, float(self._hands_free_s[node])) + seconds
+        self._agenda.at(float(self._hands_free_s[node]), call)
+
+    # -- a wave's way -----------------------------------------------------------------------------------------------
+    def _release(self, run: FlockRun, group: int | None, ready_s: Times) -> None:
+        for index in run.collective.released.get(group, ()):
+            self._at(ready_s, self._send, run, run.collective.waves[index])
+
+    def _at(self, times_s: Times, call: Callable[..., None], run: FlockRun, wave: Wave) -> None:
+        """Calls at the earliest of these times, or now if that is over for some."""
+        self._agenda.at(max(float(times_s.min()), self._agenda.now_s), call, run, wave, times_s)
+
+    def _send(self, run: FlockRun, wave: Wave, ready_s: Times) -> None:
+        """Through processors to interfaces."""
+        sizes = self._sizes(wave)
+        sends = self._senders(wave, run.collective.num_nodes)
+        costs = run.costs
+        if costs.overhead_s or costs.handling_s:
+            done_s = np.maximum(ready_s, self._hands_free_s) + (
+                costs.overhead_s * wave.width + sizes * costs.handling_s
+            )
+            self._hands_free_s = done_s if sends is None else np.where(sends, done_s, self._hands_free_s)
+            self._at(done_s, self._carry, run, wave)
+        else:
+            self._carry(run, wave, ready_s)
+
+    def _carry(self, run: FlockRun, wave: Wave, ready_s: Times) -> None:
+        """On the wire, and through the switches, to the other nodes' interfaces."""
+        sizes = self._sizes(wave)
+        sends = self._senders(wave, run.collective.num_nodes)
+        wire_s = sizes * self._second_per_byte
+        start_s = np.maximum(ready_s, self._out_free_s)
+        end_s = start_s + wire_s
+        self.bytes_sent += sizes if sends is None else np.where(sends, sizes, 0.0)
+        self._out_free_s = end_s if sends is None else np.where(sends, end_s, self._out_free_s)
+        run.over_s = np.maximum(run.over_s, end_s if sends is None else np.where(sends, end_s, 0.0))
+        sources, gets = self._arrivals(wave, run.collective.num_nodes)
+        if self._machines.num_switches > 1:
+            end_s = self._between_switches(start_s, end_s, sizes, sources, gets, wave.width)
+        wire_in = wire_s[sources] if isinstance(wire_s, np.ndarray) else wire_s
+        end_s = np.maximum(end_s[sources], self._in_free_s + wire_in)
+        self.bytes_received += np.where(gets, sizes[sources] if isinstance(sizes, np.ndarray) else sizes, 0.0)
+        self._in_free_s = np.where(gets, end_s, self._in_free_s)
+        arrived_s = np.where(gets, end_s + run.costs.way_s * wave.width, run.joined_s)
+        self._receive(run, wave, _latest_of(arrived_s, wave.width))
+
+    def _receive(self, run: FlockRun, wave: Wave, arrived_s: Times) -> None:
+        costs = run.costs
+        if costs.overhead_s or costs.handling_s:
+            self._at(arrived_s, self._handle, run, wave)
+        else:
+            self._take(run, wave, arrived_s)
+
+    def _handle(self, run: FlockRun, wave: Wave, arrived_s: Times) -> None:
+        """Processors wake up for them."""
+        sources, gets = self._arrivals(wave, run.collective.num_nodes)
+        sizes = self._sizes(wave)
+        sizes = sizes[sources] if isinstance(sizes, np.ndarray) else sizes
+        seconds = run.costs.overhead_s * wave.width + sizes * run.costs.handling_s
+        done_s = np.maximum(np.maximum(arrived_s, run.joined_s), self._hands_free_s) + seconds
+        self._hands_free_s = np.where(gets, done_s, self._hands_free_s)
+        self._take(run, wave, np.where(gets, done_s, arrived_s))
+
+    def _take(self, run: FlockRun, wave: Wave, arrived_s: Times) -> None:
+        arrived_s = np.maximum(arrived_s, run.joined_s)
+        before_s = run.groups.get(wave.group)
+        in_s = arrived_s if before_s is None else np.maximum(before_s, arrived_s)
+        run.groups[wave.group] = in_s
+        run.num_missing[wave.group] -= 1
+        if run.num_missing[wave.group] == 0:
+            run.over_s = np.maximum(run.over_s, in_s)
+            del run.groups[wave.group]
+            self._release(run, wave.group, in_s)
+        run.num_left -= 1
+        if run.num_left == 0:
+            for node, over_s in enumerate(run.over_s.tolist()):
+                self._agenda.at(max(over_s, self._agenda.now_s), run.finished, node)
+
+    # -- who sends to whom ------------------------------------------------------------------------------------------
+    @staticmethod
+    def _sizes(wave: Wave) -> NDArray[np.float64] | float:
+        return np.array(wave.num_bytes) if isinstance(wave.num_bytes, tuple) else wave.num_bytes
+
+    def _senders(self, wave: Wave, num_nodes: int) -> NDArray[np.bool_] | None:
+        """Which nodes have a message; None: all."""
+        if isinstance(wave.hop, Shift) and not isinstance(wave.num_bytes, tuple):
+            return None
+        return np.array([wave.to(node, num_nodes) is not None for node in range(num_nodes)])
+
+    def _arrivals(self, wave: Wave, num_nodes: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """By receiver, the sender of its message, and whether it has one."""
+        key = (wave.hop, wave.num_bytes if isinstance(wave.num_bytes, tuple) else None)
+        sources = self._sources.get(key)
+        if sources is None:
+            sources = np.full(num_nodes, -1)
+            for node in range(num_nodes):
+                to = wave.to(node, num_nodes)
+                if to is not None:
+                    sources[to] = node
+            self._sources[key] = sources
+        return sources, sources >= 0
+
+    def _between_switches(
+        self,
+        start_s: Times,
+        end_s: Times,
+        sizes: NDArray[np.float64] | float,
+        sources: NDArray[np.intp],
+        gets: NDArray[np.bool_],
+        width: int,
+    ) -> Times:
+        """When last bits have left the switches: messages of a wave that share an uplink go one after another."""
+        link_s = np.broadcast_to(sizes * (8 / self._machines.uplink_bps), start_s.shape)
+        end_s = end_s.copy()
+        receivers = np.flatnonzero(gets)
+        senders = sources[receivers]
+        crosses = self._switches[senders] != self._switches[receivers]
+        pairs = sorted(
+            zip(senders[crosses].tolist(), receivers[crosses].tolist(), strict=True), key=lambda pair: start_s[pair[0]]
+        )
+        for sender, receiver in pairs:
+            turn_s = float(start_s[sender])
+            for free_s, node in ((self._up_free_s, sender), (self._down_free_s, receiver)):
+                switch = self._switches[node]
+                turn_s = max(turn_s, free_s[switch])
+                free_s[switch] = turn_s + link_s[sender]
+                end_s[sender] = max(end_s[sender], turn_s + link_s[sender])
+        return end_s
+
+
+def _latest_of(times_s: Times, width: int) -> Times:
+    """By node, the latest of its own time and those of the `width` − 1 nodes before it."""
+    covered = 1
+    while covered < width:
+        step = min(covered, width - covered)
+        times_s = np.maximum(times_s, np.roll(times_s, step))
+        covered += step
+    return times_s

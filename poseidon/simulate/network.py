@@ -1,0 +1,173 @@
+"""Network: messages of collectives on their way between nodes, one by one.
+
+A message of n bytes, from node a to node b, goes through queues, each first come first served:
+
+    a's processor    o/2 + n / h          hands it over
+    a's interface    n / β                one way; the other way is b's own
+    uplink, downlink n / (k · β / s)      where a and b hang on different switches of k nodes, s times oversubscribed
+    b's interface    n / β                bits pass through as they come: a message alone takes n / β in all
+    the way          L = α − o
+    b's processor    o/2 + n / h          wakes up for it
+
+so that a message alone takes α + n / β (h, what processors handle, is infinite for hosts with cores to spare; the
+payload of an all-reduce, which lands where it is summed, counts half). A node that has not started a collective yet
+finds the messages of the others waiting.
+
+With one lane, one node stands for all: what it sends, it gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from poseidon.simulate.agenda import Agenda
+from poseidon.simulate.machines import Machines
+from poseidon.simulate.waves import Collective
+
+Finished = Callable[[int], None]
+"""Told the node where a collective is over."""
+
+
+class Costs:
+    """What messages of a collective take besides their bytes on the wire."""
+
+    __slots__ = ("handling_s", "overhead_s", "way_s")
+
+    def __init__(self, machines: Machines, collective: Collective) -> None:
+        latency_s, overhead_s = machines.cluster.message(is_own=collective.is_own)
+        self.overhead_s = min(overhead_s, latency_s) * collective.share / 2  # at each end
+        self.way_s = latency_s - 2 * self.overhead_s
+        self.handling_s = 8 / machines.handling_bps * (1.0 if collective.is_own else 0.5)  # a byte, at each end
+
+
+class Run:
+    """A collective under way: by node, what it still waits for."""
+
+    __slots__ = ("collective", "costs", "early", "finished", "is_joined", "left", "missing", "out_s")
+
+    def __init__(self, collective: Collective, costs: Costs, num_lanes: int, finished: Finished) -> None:
+        self.collective, self.costs, self.finished = collective, costs, finished
+        self.is_joined = [False] * num_lanes
+        self.early: list[list[tuple[int, float]]] = [[] for _ in range(num_lanes)]  # came before it had joined
+        self.missing = [list(group[:num_lanes]) for group in collective.expected]
+        self.left = [collective.num_messages(lane) for lane in range(num_lanes)]
+        self.out_s = [0.0] * num_lanes  # when the last message so far has left
+
+
+class Network:
+    """The queues of all nodes."""
+
+    def __init__(self, machines: Machines, agenda: Agenda, num_lanes: int) -> None:
+        self._machines, self._agenda, self._num_lanes = machines, agenda, num_lanes
+        self._second_per_byte = 8 / machines.cluster.bandwidth_bps
+        self._hands_free_s = [0.0] * num_lanes
+        self._out_free_s = [0.0] * num_lanes
+        self._in_free_s = [0.0] * num_lanes
+        num_switches = machines.num_switches
+        self._up_free_s = [0.0] * num_switches
+        self._down_free_s = [0.0] * num_switches
+        self._has_uplinks = num_lanes > 1 and num_switches > 1
+        self._uplink_second_per_byte = 8 / machines.uplink_bps
+        self.bytes_sent = [0.0] * num_lanes
+        self.bytes_received = [0.0] * num_lanes
+
+    def begin(self, collective: Collective, finished: Finished) -> Run:
+        """A collective that nodes will join."""
+        return Run(collective, Costs(self._machines, collective), self._num_lanes, finished)
+
+    def join(self, run: Run, node: int) -> None:
+        """The node starts now."""
+        run.is_joined[node] = True
+        for index, num_bytes in run.early[node]:
+            self._receive(run, index, node, num_bytes)
+        self._release(run, None, node)
+        for group in run.collective.unexpected(node):
+            self._release(run, group, node)
+
+    def handle(self, node: int, num_bytes: float, call: Callable[[], None]) -> None:
+        """The node's processor goes through so many bytes, then calls."""
+        self._work(node, num_bytes * 8 / self._machines.handling_bps, call)
+
+    def _work(self, node: int, seconds: float, call: Callable[..., None], *arguments: object) -> None:
+        if not seconds:
+            call(*arguments)
+            return
+        self._hands_free_s[node] = max(self._agenda.now_s, self._hands_free_s[node]) + seconds
+        self._agenda.at(self._hands_free_s[node], call, *arguments)
+
+    # -- a message's way --------------------------------------------------------------------------------------------
+    def _release(self, run: Run, group: int | None, node: int) -> None:
+        """What may be sent now goes to the processor."""
+        collective, costs = run.collective, run.costs
+        for index in collective.released.get(group, ()):
+            wave = collective.waves[index]
+            if wave.to(node, collective.num_nodes) is not None:
+                seconds = costs.overhead_s * wave.width + wave.bytes_of(node) * costs.handling_s
+                self._work(node, seconds, self._send, run, index, node)
+
+    def _send(self, run: Run, index: int, node: int) -> None:
+        """The interface takes it when its turn comes."""
+        now_s, num_bytes = self._agenda.now_s, run.collective.waves[index].bytes_of(node)
+        start_s = max(now_s, self._out_free_s[node])
+        self._out_free_s[node] = start_s + num_bytes * self._second_per_byte
+        self.bytes_sent[node] += num_bytes
+        if start_s > now_s:
+            self._agenda.at(start_s, self._carry, run, index, node)
+        else:
+            self._carry(run, index, node)
+
+    def _carry(self, run: Run, index: int, node: int) -> None:
+        """On the wire, and through the switches, to the other node's interface."""
+        wave = run.collective.waves[index]
+        num_bytes = wave.bytes_of(node)
+        target = wave.to(node, run.collective.num_nodes)
+        assert target is not None, "what is on the wire goes somewhere"
+        to = target if self._num_lanes > 1 else 0
+        start_s = self._agenda.now_s
+        wire_s = num_bytes * self._second_per_byte
+        end_s = start_s + wire_s
+        run.out_s[node] = end_s
+        if self._has_uplinks:
+            end_s = self._between_switches(node, to, num_bytes, start_s)
+        end_s = max(end_s, self._in_free_s[to] + wire_s)
+        self._in_free_s[to] = end_s
+        self.bytes_received[to] += num_bytes
+        self._agenda.at(end_s + run.costs.way_s * wave.width, self._arrive, run, index, to, num_bytes)
+        self._settle(run, node)
+
+    def _between_switches(self, node: int, to: int, num_bytes: float, start_s: float) -> float:
+        """When the last bit has left the switches."""
+        end_s = start_s + num_bytes * self._second_per_byte
+        source, target = self._machines.switch_of(node), self._machines.switch_of(to)
+        if source == target:
+            return end_s
+        link_s = num_bytes * self._uplink_second_per_byte
+        for free_s, switch in ((self._up_free_s, source), (self._down_free_s, target)):
+            start_s = max(start_s, free_s[switch])
+            free_s[switch] = start_s + link_s
+            end_s = max(start_s + link_s, end_s)
+        return end_s
+
+    def _arrive(self, run: Run, index: int, node: int, num_bytes: float) -> None:
+        if run.is_joined[node]:
+            self._receive(run, index, node, num_bytes)
+        else:
+            run.early[node].append((index, num_bytes))
+
+    def _receive(self, run: Run, index: int, node: int, num_bytes: float) -> None:
+        """The processor wakes up for it."""
+        wave, costs = run.collective.waves[index], run.costs
+        seconds = costs.overhead_s * wave.width + num_bytes * costs.handling_s
+        self._work(node, seconds, self._take, run, wave.group, node)
+
+    def _take(self, run: Run, group: int, node: int) -> None:
+        run.missing[group][node] -= 1
+        if run.missing[group][node] == 0:
+            self._release(run, group, node)
+        self._settle(run, node)
+
+    def _settle(self, run: Run, node: int) -> None:
+        """One thing less that the node waits for."""
+        run.left[node] -= 1
+        if run.left[node] == 0:
+            self._agenda.at(max(run.out_s[node], self._agenda.now_s), run.finished, node)
