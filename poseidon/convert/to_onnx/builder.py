@@ -3,7 +3,7 @@
 An emitter calls operators by their ONNX names and gets back names of values:
 
     def threshold(e: Emission) -> str:
-        above = e.op("Greater", e.x, e.number(e.options.threshold))
+        above = e.op("Greater", e.x, e.number(e.spec.threshold_param.threshold))
         return e.cast(above, "FLOAT")
 
 Values get their final names at the end: those that are a blob the blob's, all others the layer's with a number. What
@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from poseidon.convert.extents import Dims
-from poseidon.errors import LayerError
+from poseidon.convert.outgoing import OutgoingLayer
+from poseidon.convert.steps import ConvertStep
 from poseidon.net.layer import Layer, count_of
 
 if TYPE_CHECKING:
@@ -147,46 +148,18 @@ def _used_in_bodies(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     return used
 
 
-class Emission:
+class Emission(OutgoingLayer):
     """One layer on its way into a graph."""
 
     def __init__(
-        self, graph: GraphBuilder, layer: Layer, inputs: Sequence[str], bottoms: Sequence[Dims], tops: Sequence[Dims]
+        self, graph: GraphBuilder, layer: Layer, inputs: Sequence[str] = (), step: ConvertStep | None = None
     ) -> None:
+        super().__init__(layer, inputs, step)
         self.graph = graph
-        self.layer = layer
-        self.inputs = list(inputs)
-        self.bottoms = list(bottoms)
-        self.tops = list(tops)
-        self.bottom_shapes: list[tuple[int, ...]] = []
-
-    # -- what the layer is ------------------------------------------------------------------------------------------
-    @property
-    def x(self) -> str:
-        return self.inputs[0]
-
-    @property
-    def spec(self) -> Any:
-        return self.layer.spec
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the first bottom, as the prototxt has it."""
-        return self.bottom_shapes[0]
-
-    @property
-    def rank(self) -> int:
-        return len(self.bottoms[0])
-
-    def error(self, message: str) -> LayerError:
-        return self.layer.error(message)
 
     def param(self, index: int) -> str:
         """A parameter as an initializer; a blob that layers share is one."""
         return self.constant(self.param_value(index), f"{self.layer.name}.{index}")
-
-    def param_value(self, index: int) -> np.ndarray:
-        return self.layer.param(index).detach().cpu().float().numpy()
 
     # -- values -----------------------------------------------------------------------------------------------------
     def constant(self, array: Any, name: str = "", dtype: Any = np.float32) -> str:

@@ -55,8 +55,7 @@ def model_of(net: Net, extents: Extents, opset: int = DEFAULT_OPSET) -> Any:
         layer = step.node.layer
         if layer.type_name == "Input":
             continue
-        emission = Emission(graph, layer, [values[name] for name in step.node.bottoms], step.bottoms, step.tops)
-        emission.bottom_shapes = list(step.bottom_shapes)
+        emission = Emission(graph, layer, [values[name] for name in step.node.bottoms], step)
         if step.scale is None:
             made = emitters(layer).onnx(emission)
         else:

@@ -75,7 +75,7 @@ def _body(e: Emission, weight: str, num_states: int, step: Step) -> tuple[GraphB
     from onnx import TensorProto, helper
 
     body = GraphBuilder(e.graph.opset, prefix=f"{e.layer.name} step/")
-    inner = Emission(body, e.layer, (), (), ())
+    inner = Emission(body, e.layer)
     inputs = [f"{body.prefix}{name}" for name in (*("h", "c")[:num_states], "inputs", "cont")]
     kept = [inner.op("Mul", state, inputs[-1]) for state in inputs[:num_states]]
     gates = inner.op("Add", inputs[-2], inner.op("MatMul", kept[0], weight))

@@ -41,12 +41,10 @@ def model_of(net: Net, extents: Extents) -> TorchModel:
         layer = step.node.layer
         if layer.type_name == "Input":
             continue
-        writing = Writing(source, layer, [values[name] for name in step.node.bottoms], step.bottoms, step.tops)
-        writing.bottom_shapes = list(step.bottom_shapes)
+        writing = Writing(source, layer, [values[name] for name in step.node.bottoms], step)
         if step.scale is None:
             made = emitters(layer).torch(writing)
         else:
-            writing.absorbed = step.scale
             made = batch_norm(writing, *step.scale_values())
         _assign(source, step.node.tops, made, values)
     outputs = list(outputs_of(net))

@@ -3,7 +3,7 @@
 An emitter returns Python: one expression per top, or one for all of them.
 
     def threshold(w: Writing) -> str:
-        return f"({w.x} > {number(w.options.threshold)}).float()"
+        return f"({w.x} > {number(w.spec.threshold_param.threshold)}).float()"
 
 `w.module("nn.Linear(10, 5)", weight=…, bias=…)` declares a member and gives `self.fc1`; `w.part(function)` takes a
 helper from parts.py along into the text and gives its name.
@@ -21,6 +21,8 @@ import numpy as np
 from torch import nn
 
 from poseidon.convert.extents import Dims
+from poseidon.convert.outgoing import OutgoingLayer
+from poseidon.convert.steps import ConvertStep
 from poseidon.convert.to_torch import parts
 from poseidon.net.layer import Layer
 
@@ -59,39 +61,13 @@ class ModelSource:
         return part.__name__
 
 
-class Writing:
+class Writing(OutgoingLayer):
     """One layer on its way into a model."""
 
-    def __init__(
-        self, source: ModelSource, layer: Layer, inputs: Sequence[str], bottoms: Sequence[Dims], tops: Sequence[Dims]
-    ) -> None:
+    def __init__(self, source: ModelSource, layer: Layer, inputs: Sequence[str], step: ConvertStep) -> None:
+        super().__init__(layer, inputs, step)
         self.source = source
-        self.layer = layer
-        self.inputs = list(inputs)
-        self.bottoms = list(bottoms)
-        self.tops = list(tops)
-        self.bottom_shapes: list[tuple[int, ...]] = []
-        self.absorbed: Layer | None = None  # a Scale whose parameters go into this layer's module
-
-    @property
-    def x(self) -> str:
-        return self.inputs[0]
-
-    @property
-    def spec(self) -> Any:
-        return self.layer.spec
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the first bottom, as the prototxt has it."""
-        return self.bottom_shapes[0]
-
-    @property
-    def rank(self) -> int:
-        return len(self.bottoms[0])
-
-    def param_value(self, index: int) -> np.ndarray:
-        return self.layer.param(index).detach().cpu().float().numpy()
+        self.absorbed = step.scale  # its parameters go into this layer's module
 
     def part(self, part: Callable[..., Any]) -> str:
         return self.source.use(part)
@@ -138,7 +114,7 @@ class Writing:
                 unknown += 1
                 dims.append("-1")
         if unknown > 1:
-            raise self.layer.error("more than one extent changes with the batch here; convert with --fixed-batch")
+            raise self.error("more than one extent changes with the batch here; convert with --fixed-batch")
         return f"{value}.reshape({', '.join(dims)})" if dims else f"{value}.reshape(())"
 
 
