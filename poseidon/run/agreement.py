@@ -6,6 +6,8 @@ many iterations that is follows from how long the last ones took on all workers 
 
     iteration      i          i + 1            i + 1 + n …
                    begin      read, act        begin
+
+Where workers may be `lag` iterations apart, a vote is read so many iterations later, when all have begun it.
 """
 
 from __future__ import annotations
@@ -36,9 +38,12 @@ class _Vote:
 
 
 class Agreement:
-    """`now` tells the time in seconds."""
+    """`now` tells the time in seconds; `lag`: after how many iterations a vote is read."""
 
-    def __init__(self, table: Roundtable, every_s: float, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, table: Roundtable, every_s: float, now: Callable[[], float] = time.perf_counter, lag: int = 1
+    ) -> None:
+        self._lag = lag
         self._table = table
         self._every_s = every_s
         self._now = now
@@ -54,12 +59,13 @@ class Agreement:
         """One worker's request after an iteration, or before a round of a test; returns what all do now."""
         self._asked = max(self._asked, request, key=_RANKS.index)
         self._turn += 1
-        decided = Action.NONE if self._vote is None else self._read(self._vote)
+        is_due = self._vote is not None and self._turn - self._vote.turn >= self._lag
+        decided = self._read(self._vote) if self._vote is not None and is_due else Action.NONE
         if decided is self._asked is Action.SNAPSHOT:  # asked for since the vote began: the one taken now is that one
             self._asked = Action.NONE
         if testing != self._testing:  # rounds of a test take another time than iterations: measure anew
             self._testing, self._pause, self._next_turn = testing, 1, self._turn
-        if self._turn >= self._next_turn:
+        if self._vote is None and self._turn >= self._next_turn:
             self._vote = self._begin()
         return decided
 

@@ -24,6 +24,7 @@ from typing import Any
 
 from poseidon.comm.events import CommEvent, CommListener
 from poseidon.comm.exchange import Exchange
+from poseidon.comm.stale.protocol import Mode
 from poseidon.errors import PlanError, UsageError
 from poseidon.plan import CommPlan, check_fits
 from poseidon.run.agreement import Agreement
@@ -42,6 +43,7 @@ from poseidon.run.replicas import ReplicaCheck
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.seeds import take_common_seed
 from poseidon.run.shards import check_outputs, count_labels_together, share_batch
+from poseidon.run.stale_updates import Staleness, StaleUpdates, check_stale, open_hub
 from poseidon.run.statistics import average_statistics, synchronise_statistics
 from poseidon.run.stats import Stats
 from poseidon.run.team import WorkerTeam
@@ -61,9 +63,13 @@ def distribute(
     options: DistributeOptions | None = None,
     *,
     listener: CommListener | None = None,
+    serving: Transport | None = None,
 ) -> Distribution:
-    """Makes a solver one of `transport.size` workers; see the module's docstring. `listener` hears of exchanges."""
-    return Distribution(solver, transport, plan, options or DistributeOptions(), listener)
+    """Makes a solver one of `transport.size` workers; see the module's docstring. `listener` hears of exchanges.
+
+    `serving`: the transport of workers and, behind them, `options.servers` processes that only serve.
+    """
+    return Distribution(solver, transport, plan, options or DistributeOptions(), listener, serving)
 
 
 class Distribution:
@@ -76,7 +82,9 @@ class Distribution:
         plan: CommPlan,
         options: DistributeOptions,
         listener: CommListener | None,
+        serving: Transport | None = None,
     ) -> None:
+        self._serving = serving
         self.solver, self.transport, self.plan, self.options = solver, transport, plan, options
         self._comm_listener = listener
         self._table = Roundtable(transport)
@@ -86,9 +94,9 @@ class Distribution:
         take_common_seed(solver, self._table)
         check_facts(replica_facts(solver), self._table)
         self._share_work()
-        self._agreement = Agreement(self._table, options.agree_s)
+        self._agreement = Agreement(self._table, options.agree_s, lag=1 + (options.staleness or 0))
         self._states = WorkerStates(solver, self._table)
-        self.updates: DistributedUpdates | None = None
+        self.updates: DistributedUpdates | StaleUpdates | None = None
         self.meter = Meter(self._counters)
         self._use(plan)
         self._parts = Parts(solver, self._table, plan) if options.balance and transport.size > 1 else None
@@ -128,7 +136,7 @@ class Distribution:
             self._agreement.end()
             if self._balance is not None:
                 self._balance.end()
-        self._part()
+        self._part(wait)
         self._close_files(wait)
 
     def _close_files(self, wait: bool) -> None:
@@ -142,12 +150,12 @@ class Distribution:
             with contextlib.nullcontext() if wait else contextlib.suppress(UsageError):
                 self._net_outputs.write()
 
-    def _part(self) -> None:
+    def _part(self, wait: bool) -> None:
         solver = self.solver
         if self._parts is not None:
             self._parts.close(self._exchanges)
         if self.updates is not None:
-            self.updates.close()
+            self.updates.close(wait=wait)
             solver.updates = EndedUpdates()
         if self._kept is not None:
             self._kept.close()
@@ -162,7 +170,7 @@ class Distribution:
         net, table = self.solver.net, self._table
         share_batch(net, table.rank, table.size)
         if self.options.averages:
-            count_labels_together(net, table)
+            count_labels_together(net, table, waits=not self.options.staleness)
         if self.options.sync_bn:
             synchronise_statistics(net, table)
         self._kept = KeptData(net, self.transport, table) if self.options.data_in_memory else None
@@ -173,12 +181,20 @@ class Distribution:
             self.updates.hand_back()
             self.updates.close()
         self.plan = plan
-        if self.transport.size > 1:
-            self.updates = DistributedUpdates(
-                self.solver, plan, self.transport, averages=self.options.averages, listener=self._hear_comm
-            )
-            self.solver.updates = self.updates
+        if self.transport.size > 1 or self._serving is not None:
+            self.updates = self.solver.updates = self._updates(plan)
         self._replicas = ReplicaCheck(self.solver.net, plan, self._table, with_statistics=self.options.sync_bn)
+
+    def _updates(self, plan: CommPlan) -> DistributedUpdates | StaleUpdates:
+        options = self.options
+        if options.staleness is None:
+            return DistributedUpdates(
+                self.solver, plan, self.transport, averages=options.averages, listener=self._hear_comm
+            )
+        staleness = Staleness(options.staleness, Mode(options.consistency), options.servers)
+        check_stale(self.solver, plan)
+        hub = open_hub(self._serving or self.transport, staleness)
+        return StaleUpdates(self.solver, plan, hub, staleness, averages=options.averages, listener=self._hear_comm)
 
     @property
     def carriers(self) -> str:
@@ -220,15 +236,23 @@ class Distribution:
         brought = self._states.brought()
         saved = "none" if brought.plan is None else brought.plan.to_json()
         check_facts([*replica_facts(self.solver), Fact("snapshot's plan", saved, SAME_FILES)], self._table)
-        plan = brought.plan if self.options.reuse_plan else None
+        plan = brought.plan if self.options.reuse_plan and self._serving is None else None
         if plan is not None and plan != self.plan and _fits(self.solver, plan, self._table.size):
             self._use(plan)
         if self.updates is not None:
+            if isinstance(self.updates, StaleUpdates):
+                self.updates.begin_anew()
+                self._table.meet()  # no update before all servers have begun anew
             self.updates.restore_wire_state(brought.read_owed() if brought.plan == self.plan else {})
 
     def _counters(self) -> Counters:
         waited_s = self._table.waited_s + (0.0 if self.updates is None else self.updates.waited_s)
-        return Counters(waited_s, self.transport.bytes_sent, self.transport.bytes_received)
+        sent, received, staleness = self.transport.bytes_sent, self.transport.bytes_received, 0
+        if isinstance(self.updates, StaleUpdates):
+            sent += self.updates.hub.mailbox.bytes_sent
+            received += self.updates.hub.mailbox.bytes_received
+            staleness = self.updates.scheduler.staleness_seen
+        return Counters(waited_s, sent, received, staleness)
 
     def _hear_comm(self, event: CommEvent) -> None:
         self.meter.hear_comm(event)

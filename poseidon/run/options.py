@@ -7,6 +7,7 @@ from pathlib import Path
 
 from poseidon.errors import UsageError
 
+CONSISTENCIES = ("ssp-push", "ssp", "ssp-managed")  # the first one unless another is asked for
 JSON_LINES, YAML = (".jsonl", ".json"), (".yaml", ".yml")
 
 
@@ -29,6 +30,10 @@ class DistributeOptions:
                       it (data/memory_share.py)
     balance           batches are dealt out by how fast each worker is (balance.py)
     stats             file for what each worker does in each clock (stats.py); None: none is written
+    staleness         by how many clocks parameters may be behind (stale_updates.py); None: they are exchanged as the
+                      plan says, and exact
+    consistency       under staleness: how values come to workers (comm/stale/protocol.py)
+    servers           under staleness: how many processes besides the workers only serve; 0: every worker serves
     agree_s           how soon a request to stop or to snapshot is acted upon, in seconds; 0: after every iteration
     """
 
@@ -40,6 +45,9 @@ class DistributeOptions:
     data_in_memory: bool = False
     balance: bool = False
     stats: str | None = None
+    staleness: int | None = None
+    consistency: str = CONSISTENCIES[0]
+    servers: int = 0
     agree_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -49,7 +57,7 @@ class DistributeOptions:
             )
         if not self.agree_s >= 0:
             raise UsageError(f"requests are acted upon within 0 or more seconds, got {self.agree_s}")
-
+        self._check_staleness()
         if self.stats is not None:
             check_stats_path(self.stats)
         if self.balance and not self.averages:
@@ -57,6 +65,23 @@ class DistributeOptions:
                 "--balance with --reduce sum: a sum over workers of each one's own mean depends on who has how many "
                 "samples; leave one of them out"
             )
+
+    def _check_staleness(self) -> None:
+        if self.consistency not in CONSISTENCIES:
+            raise UsageError(f"--consistency is one of {', '.join(CONSISTENCIES)}, got {self.consistency!r}")
+        if self.staleness is None:
+            if self.servers:
+                raise UsageError("--servers are for training with --staleness; give --staleness 0 to be exact")
+            return
+        if self.staleness < 0 or self.servers < 0:
+            raise UsageError(f"--staleness and --servers are 0 or more, got {self.staleness} and {self.servers}")
+        together = {"--sync-bn": self.sync_bn, "--balance": self.balance}
+        for flag, is_on in together.items():
+            if is_on and self.staleness > 0:
+                raise UsageError(
+                    f"{flag} needs all workers in the same iteration, and --staleness {self.staleness} lets them be in "
+                    "several; leave one of them out"
+                )
 
     def common(self) -> str:
         """Those that must be the same on all workers, for comparison: where one of them writes is its own affair."""

@@ -44,17 +44,20 @@ def share_batch(net: Net, rank: int, size: int, counts: tuple[int, ...] = ()) ->
         layer.shard(rank, size, counts=counts)
 
 
-def count_labels_together(net: Net, table: Roundtable | None, num_parts: float | None = None) -> None:
+def count_labels_together(
+    net: Net, table: Roundtable | None, num_parts: float | None = None, *, waits: bool = True
+) -> None:
     """Losses divide as one worker with the whole batch would, given that gradients are averaged; None: by their own.
 
-    `num_parts`: how many parts like this worker's the whole batch has, where they are not all alike.
+    `num_parts`: how many parts like this worker's the whole batch has, where they are not all alike. `waits`: false
+    where nobody may wait for others' counts: valid labels are each worker's own then.
     """
     for node in net.graph.nodes:
         if isinstance(node.layer, LossLayer):
             if table is None:
                 node.layer.count_over_workers(1, None)
             else:
-                node.layer.count_over_workers(num_parts or table.size, table.sum)
+                node.layer.count_over_workers(num_parts or table.size, table.sum if waits else None)
 
 
 def sharded_layers(net: Net) -> list[Sharded]:

@@ -64,7 +64,6 @@ class StaleUpdates:
         averages: bool = True,
         listener: CommListener | None = None,
     ) -> None:
-        _check(solver, plan)
         self.plan, self.hub, self._solver = plan, hub, solver
         self._staleness = staleness
         self._divisor = hub.num_workers if averages else 1
@@ -83,6 +82,7 @@ class StaleUpdates:
         self.scheduler = StaleScheduler(plan, self.exchanges, hub, staleness.clocks, listener)
         self._taps = Taps(solver.net, self.exchanges, self.scheduler)
         self._hyper: Hyper | None = None
+        self.waited_s = 0.0  # for anything but parameters
 
     # -- tables -----------------------------------------------------------------------------------------------------
     def _exchange(self, unit: Unit) -> TableDense | TableFactors:
@@ -242,7 +242,8 @@ def _shaped(history: Tensor, member: Member) -> Tensor:
     return torch.empty_like(member.value).copy_(history.view(member.value.shape))
 
 
-def _check(solver: Solver, plan: CommPlan) -> None:
+def check_stale(solver: Solver, plan: CommPlan) -> None:
+    """Refuses what has no meaning under staleness."""
     if plan.barrier:
         raise UsageError(
             "clip_gradients needs all gradients of an iteration at once, which servers of single parts never have: "

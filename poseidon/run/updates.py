@@ -104,7 +104,8 @@ class DistributedUpdates:
             own = {name.removeprefix(start): tensor for name, tensor in state.items() if name.startswith(start)}
             exchange.restore(own)
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
+        """Whether others are waited for (`wait`) is of no account: nobody needs this worker for anything else."""
         self._taps.close()
         self.scheduler.close()
 

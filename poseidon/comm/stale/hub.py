@@ -106,6 +106,14 @@ class Hub:
 
         self._do(act)
 
+    def soon(self, act: Callable[[], None]) -> None:
+        """Runs `act` on the hub's thread, behind what was given before."""
+        self._do(act)
+
+    def send(self, ranks: tuple[int, ...], message: Message) -> None:
+        """Sends a message at once. On the hub's thread."""
+        self._send(ranks, message)
+
     def call(self, act: Callable[[], T]) -> T:
         """What `act` returns, on the hub's thread: it may use shards and the mailbox."""
         results: list[T] = []

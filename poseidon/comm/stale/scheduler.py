@@ -59,6 +59,8 @@ class StaleScheduler(Conductor[_Unit]):
             units[exchange.unit.index] = _Unit(exchange, tables=exchange.tables())
         super().__init__(plan, units, _nobody, listener)
         self._hub, self._staleness = hub, staleness
+        self.staleness_seen = 0  # by how many clocks the oldest values are behind that the last iteration has read
+        self._seen_at = -1  # the clock of that iteration
 
     # -- compute thread ---------------------------------------------------------------------------------------------
     def ready(self, unit: int, context: Context) -> None:
@@ -96,6 +98,9 @@ class StaleScheduler(Conductor[_Unit]):
             for table in entry.tables:
                 table.install()
         entry.read_at = entry.clock
+        seen = entry.clock - version
+        self.staleness_seen = max(seen, self.staleness_seen) if self._seen_at == entry.clock else seen
+        self._seen_at = entry.clock
         self._tell(UnitRead(unit, entry.clock, version))
         self._tell(UnitDone(unit))
 
