@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.message import Message
@@ -22,6 +23,8 @@ from poseidon.spec import caffe_pb2, read_net
 
 # Fields of Caffe's schema that name files and folders of a job.
 _PATH_FIELDS = ("source", "mean_file", "weights_file")
+# What a worker loads before it can begin; it takes seconds, because of PyTorch.
+WORKER_MODULES = ("poseidon.cli.team",)
 
 
 def cluster_flags(flags: Flags) -> None:
@@ -74,7 +77,7 @@ def start_cluster(param: caffe_pb2.SolverParameter, found: argparse.Namespace, h
         found.program,
         worker_command(found),
         tuple(hosts),
-        entry_of(found, job_files(param, found), environ),
+        replace(entry_of(found, job_files(param, found), environ), modules=WORKER_MODULES),
         secret,
         Recovery(found.max_restarts or 0, found.min_workers),
     )

@@ -1,7 +1,7 @@
 """Agent: the launcher's hand on one host. `python -m poseidon.run.agent`, at the other end of an ssh connection.
 
     from the launcher                                              to the launcher
-    hello    folder, environment, secret                           ready
+    hello    folder, environment, what workers will load           ready
     look     files, interface, towards → what is here              found     inventory, address
     port     address → a free port there                           port
     start    places of workers, their command                      line      what a worker says
@@ -10,10 +10,12 @@
     examine, serve, measure, write       doctor's questions (`examination.py`)
     ping                                                           pong
 
+Workers are forked by a nursery (`nursery.py`), which begins to load what they need at `hello`.
+
 Workers do not outlive the agent, and the agent does not outlive the launcher: when its standard input ends (ssh died,
 or the launcher), or nothing is heard for `SILENCE_S` (the network is cut), everything here is killed.
 
-The secret comes in `hello`, never on a command line, and goes to workers in their environment.
+The secret comes in `start`, never on a command line, and goes to workers in their environment.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from collections.abc import Callable
 from typing import Any
 
 from poseidon.errors import PoseidonError, UsageError
+from poseidon.run.births import Births
+from poseidon.run.exits import CRASHED
 from poseidon.run.inventory import take_inventory
 from poseidon.run.launcher import free_port
 from poseidon.run.messages import Inbox, Message, packed
@@ -48,6 +52,7 @@ class Agent:
         self._reading, self._writing = reading, writing
         self._inbox, self._unsent = Inbox(), b""
         self._selector = selectors.DefaultSelector()
+        self._births: Births | None = None
         self._workers: dict[int, WorkerProcess] = {}
         self._open: set[int] = set()  # ranks whose output has not ended
         self._environ: dict[str, str] = dict(os.environ)
@@ -71,6 +76,8 @@ class Agent:
                 pass
         finally:
             self._end()
+            if self._births is not None:
+                self._births.close()
 
     def _turn(self) -> bool:
         """Hears what is said on both sides; false when it is over."""
@@ -82,6 +89,8 @@ class Agent:
                 self._heard_s = time.monotonic()
                 for message in self._inbox.take(data):
                     self._obey(message)
+            elif key.data is self._births:
+                self._hear_nursery()
             else:
                 self._relay(key.data)
         self._report_ended()
@@ -107,6 +116,8 @@ class Agent:
         except OSError as problem:
             raise UsageError(f"cannot work in the folder {folder}: {problem.strerror}; make it there") from None
         self._environ = {**os.environ, **{str(name): str(text) for name, text in message["environ"].items()}}
+        if message.get("modules"):
+            self._open_nursery([str(module) for module in message["modules"]])
         self._say("ready")
 
     def _look(self, message: Message) -> None:
@@ -121,16 +132,15 @@ class Agent:
         self._end()
         command = [str(word) for word in message["command"]]
         added = {str(name): str(text) for name, text in message["environ"].items()}
+        births = self._births or self._open_nursery([])
         for entry in message["places"]:
             place = Place(**entry, launcher_pid=os.getpid())
-            worker = WorkerProcess(place.rank, command, variables_of(place, {**self._environ, **added}))
-            self._workers[place.rank] = worker
-            self._open.add(place.rank)
-            assert worker.output is not None
-            self._selector.register(worker.output, selectors.EVENT_READ, worker)
+            births.ask(place.rank, command, variables_of(place, {**self._environ, **added}))
 
     def _signal(self, message: Message) -> None:
         number = signal.Signals(int(message["number"]))
+        if self._births is not None:
+            self._births.signal(number)
         for worker in self._workers.values():
             worker.send(number)
 
@@ -140,6 +150,45 @@ class Agent:
         self._say("answer", number=message.get("number"), facts=examine(kind, message, self._environ))
 
     # -- workers ----------------------------------------------------------------------------------------------------
+    def _open_nursery(self, modules: list[str]) -> Births:
+        self._births = Births(self._environ, modules)
+        self._selector.register(self._births.socket, selectors.EVENT_READ, self._births)
+        return self._births
+
+    def _hear_nursery(self) -> None:
+        """A worker has come; or none can."""
+        assert self._births is not None
+        try:
+            worker = self._births.hear()
+        except EOFError:
+            self._replace_nursery()
+        except OSError as problem:
+            self._report_unborn(str(problem))
+        else:
+            if worker is not None:
+                assert worker.output is not None
+                self._workers[worker.rank] = worker
+                self._open.add(worker.rank)
+                self._selector.register(worker.output, selectors.EVENT_READ, worker)
+
+    def _replace_nursery(self) -> None:
+        assert self._births is not None
+        self._selector.unregister(self._births.socket)
+        try:
+            self._births = self._births.successor()
+        except OSError as problem:
+            self._report_unborn(str(problem))
+            self._births.close()
+            self._births = None
+        else:
+            self._selector.register(self._births.socket, selectors.EVENT_READ, self._births)
+
+    def _report_unborn(self, problem: str) -> None:
+        assert self._births is not None
+        for rank in self._births.cancel():
+            self._say("line", rank=rank, text=f"error: {problem}")
+            self._say("ended", rank=rank, code=CRASHED, pid=0)
+
     def _relay(self, worker: WorkerProcess) -> None:
         if not worker.read(lambda line: self._say("line", rank=worker.rank, text=line)):
             self._selector.unregister(worker.output)  # type: ignore[arg-type]
@@ -156,9 +205,13 @@ class Agent:
                 worker.close()
                 del self._workers[rank]
                 self._say("ended", rank=rank, code=code, pid=worker.pid)
+        if self._births is not None and not self._workers:
+            self._births.collect_orphans()
 
     def _end(self) -> None:
         """Kills all workers and what they have started; says so if there were any."""
+        for rank in self._births.cancel() if self._births is not None else ():
+            self._say("ended", rank=rank, code=-signal.SIGKILL, pid=0)
         for worker in self._workers.values():
             worker.end()
         deadline_s = time.monotonic() + LAST_WORDS_S
@@ -166,7 +219,7 @@ class Agent:
             if time.monotonic() > deadline_s:  # somebody who left the worker's session holds its output open
                 self._open.clear()
             for key, _ in self._selector.select(LOOK_S):
-                if key.data is not None:
+                if isinstance(key.data, WorkerProcess):
                     self._relay(key.data)
             self._report_ended()
         self._say("over")

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from types import FrameType
 
 from poseidon.errors import UsageError
-from poseidon.run.process import ANSWERED, WorkerProcess
+from poseidon.run.process import ANSWERED, WorkerProcess, start_process
 from poseidon.run.rendezvous import FIRST_PORT, NUM_PORTS, Place, variables_of
 
 LOCALHOST = "127.0.0.1"
@@ -72,7 +72,8 @@ class _Worker(WorkerProcess):
     """Rank 0's output goes straight to where the launcher's goes."""
 
     def __init__(self, job: LocalJob, place: Place) -> None:
-        super().__init__(place.rank, job.command, variables_of(place, job.environ), shown=place.rank == 0)
+        process = start_process(job.command, variables_of(place, job.environ), shown=place.rank == 0)
+        super().__init__(place.rank, process, process.stdout)
 
     def show(self, tell: Tell) -> bool:
         """Shows the whole lines that have come; false at the end."""

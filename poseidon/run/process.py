@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from typing import BinaryIO, Protocol
 
 ANSWERED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 MAX_LINE_BYTES = 1 << 16
@@ -19,24 +20,24 @@ MAX_LINE_BYTES = 1 << 16
 Say = Callable[[str], None]
 
 
-class WorkerProcess:
-    """`shown`: its output is the launcher's own; otherwise it is read line by line."""
+class Process(Protocol):
+    """A child of this process's; `poll` gives its exit code, None while it runs, -n if signal n ended it."""
 
-    def __init__(self, rank: int, command: Sequence[str], environ: Mapping[str, str], *, shown: bool = False) -> None:
-        self.rank = rank
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ANSWERED)
-        try:
-            self._process = subprocess.Popen(
-                command,
-                env=environ,
-                stdin=subprocess.DEVNULL,
-                stdout=None if shown else subprocess.PIPE,
-                stderr=None if shown else subprocess.STDOUT,
-                start_new_session=True,
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.output = self._process.stdout
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def send_signal(self, number: int) -> None: ...
+
+
+class WorkerProcess:
+    """Leads a session of its own. `output` is read line by line; None: it is the launcher's own."""
+
+    def __init__(self, rank: int, process: Process, output: BinaryIO | None) -> None:
+        self.rank, self.output, self._process = rank, output, process
         self._unread = b""
 
     @property
@@ -72,3 +73,21 @@ class WorkerProcess:
     def close(self) -> None:
         if self.output is not None:
             self.output.close()
+
+
+def start_process(
+    command: Sequence[str], environ: Mapping[str, str], *, shown: bool = False
+) -> subprocess.Popen[bytes]:
+    """A worker's process. `shown`: its output is the launcher's own; otherwise it is read."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ANSWERED)
+    try:
+        return subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=None if shown else subprocess.PIPE,
+            stderr=None if shown else subprocess.STDOUT,
+            start_new_session=True,
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

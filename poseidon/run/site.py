@@ -69,7 +69,8 @@ class SiteState(enum.Enum):
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What an agent is told when it starts. `files` must be alike everywhere; `towards` is another host, "": none.
-    `silence_s`: after so long without a sign of life a host is cut off."""
+    `silence_s`: after so long without a sign of life a host is cut off. `modules` are what workers will load; none:
+    there will be no workers."""
 
     ssh: tuple[str, ...]
     folder: str
@@ -78,6 +79,7 @@ class Entry:
     interface: str | None = None
     towards: str = ""
     silence_s: float = SILENCE_S
+    modules: tuple[str, ...] = ()
 
 
 def portable(environ: Mapping[str, str]) -> dict[str, str]:
@@ -108,7 +110,7 @@ class Site:
         for stream in (self._process.stdin, self._process.stdout, self._process.stderr):
             assert stream is not None
             os.set_blocking(stream.fileno(), False)
-        self.say("hello", folder=entry.folder, environ=portable(entry.environ))
+        self.say("hello", folder=entry.folder, environ=portable(entry.environ), modules=list(entry.modules))
         self.say("look", files=list(entry.files), interface=entry.interface, towards=entry.towards)
 
     @property

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from poseidon.run.site import Entry, portable
 
 ROOT = Path(__file__).parents[2]
 BEGIN = """
-import os, signal, sys, time
+import os, signal, sys
 from poseidon.run.launcher import accept_signals, follow
 from poseidon.run.rendezvous import find_place, launcher_of
 place = find_place(os.environ)  # None: the only one
@@ -65,7 +65,7 @@ print(place.rank, place.size, place.local_rank, place.local_size, place.master_a
 
 
 def test_a_killed_worker_is_named_and_the_others_are_ended(tmp_path):
-    code, told = run(tmp_path, "os.kill(os.getpid(), 9) if place.rank else time.sleep(600)")
+    code, told = run(tmp_path, "os.kill(os.getpid(), 9) if place.rank else signal.pause()")
     assert code == 128 + signal.SIGKILL
     (line,) = told
     assert line.startswith("poseidon: error: rank 1 (host localhost, pid ")
@@ -103,7 +103,7 @@ def test_ctrl_c_is_passed_on_and_is_the_end(tmp_path):
 signal.signal(signal.SIGINT, lambda *_: sys.exit({LOST_ANOTHER}))
 accept_signals()
 if place.rank == 0: os.kill(int(open("launcher").read()), signal.SIGINT)
-time.sleep(600)
+signal.pause()
 """
     (tmp_path / "launcher").write_text(str(os.getpid()))
     code, told = run(tmp_path, script, max_restarts=5)
@@ -111,12 +111,14 @@ time.sleep(600)
 
 
 def test_the_third_ctrl_c_ends_workers_that_do_not_listen(tmp_path):
+    """Each one is sent when the one before has been passed on."""
     script = """
-if place.rank == 0:
-    for _ in range(3):
-        os.kill(int(open("launcher").read()), signal.SIGINT)
-        time.sleep(0.3)
-time.sleep(600)
+def again(*_):
+    if place.rank == 0: os.kill(int(open("launcher").read()), signal.SIGINT)
+signal.signal(signal.SIGINT, again)
+accept_signals()
+again()
+while True: signal.pause()
 """
     (tmp_path / "launcher").write_text(str(os.getpid()))
     code, told = run(tmp_path, script)
@@ -130,7 +132,7 @@ def test_nothing_outlives_the_agent(tmp_path):
     reading = os.open(tmp_path / "alive", os.O_RDONLY | os.O_NONBLOCK)
     script = """
 alive = os.open("alive", os.O_WRONLY)
-if os.fork() == 0: time.sleep(600)
+if os.fork() == 0: signal.pause()
 sys.exit(3)
 """
     code, _ = run(tmp_path, script)
@@ -166,17 +168,29 @@ def _connect_here(self, host):
     return made
 
 
-def in_background(call) -> threading.Thread:
-    thread = threading.Thread(target=call)
-    thread.start()
-    return thread
+class Told:
+    """Lines that are shown; a thread may wait for some of them."""
 
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._news = threading.Condition()
 
-def wait_until(condition) -> None:
-    deadline_s = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
+    def __call__(self, line: str) -> None:
+        with self._news:
+            self.lines.append(line)
+            self._news.notify_all()
+
+    def then(self, words: str, count: int, act: Callable[[], None]) -> threading.Thread:
+        """Acts once so many lines have the words."""
+
+        def wait() -> None:
+            with self._news:
+                assert self._news.wait_for(lambda: sum(words in line for line in self.lines) >= count, 30)
+            act()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
 
 
 def test_a_lost_host_is_named_and_the_rest_goes_on_until_it_returns(tmp_path, agents, monkeypatch):
@@ -186,17 +200,13 @@ print("size", place.size if place else 1, flush=True)
 signal.signal(signal.SIGUSR1, lambda *_: sys.exit({YIELDED}))
 accept_signals()
 if restart and place: sys.exit(0)
-time.sleep(600)
+signal.pause()
 """
-    told: list[str] = []
-
-    def lose_one() -> None:
-        wait_until(lambda: len([line for line in told if "size 2" in line]) == 2)
-        agents["127.0.0.1"][0]._process.kill()
-
-    thread = in_background(lose_one)
-    code = run_cluster(job(tmp_path, script, TWO, Recovery(1, 1)), told.append)
+    show = Told()
+    thread = show.then("size 2", 2, lambda: agents["127.0.0.1"][0]._process.kill())
+    code = run_cluster(job(tmp_path, script, TWO, Recovery(1, 1)), show)
     thread.join()
+    told = show.lines
     assert code == 0, told
     assert any("error: host 127.0.0.1 (rank 1) is lost: the connection to it ended" in line for line in told)
     assert "poseidon: host 127.0.0.1 is back: snapshot, and on with it" in told
@@ -204,17 +214,16 @@ time.sleep(600)
 
 
 def test_too_few_hosts_are_waited_for_in_vain(tmp_path, agents, monkeypatch):
-    told: list[str] = []
-
     def lose_one() -> None:
-        wait_until(lambda: len([line for line in told if "up" in line]) == 2)
         monkeypatch.setattr(site, "_command", lambda host, entry: ["false"])
         agents["127.0.0.1"][0]._process.kill()
 
-    thread = in_background(lose_one)
-    script = "print('up', flush=True)\ntime.sleep(600)"
-    code = run_cluster(job(tmp_path, script, TWO, Recovery(1)), told.append)
+    show = Told()
+    thread = show.then("up", 2, lose_one)
+    script = "print('up', flush=True)\nsignal.pause()"
+    code = run_cluster(job(tmp_path, script, TWO, Recovery(1)), show)
     thread.join()
+    told = show.lines
     assert code != 0
     assert any("error: 1 of 2 workers have a host; host 127.0.0.1 cannot be reached by ssh" in line for line in told)
 
