@@ -98,6 +98,13 @@ class Lab:
     def mend(self, host: int) -> None:
         _do("ip", "-n", self.switch, "link", "set", f"p{host}", "up")
 
+    def slow(self, host: int, rate: str) -> None:
+        """From now on a host's link has this rate, both ways."""
+        shape = Links((rate,)).shape_of(0)
+        assert shape is not None, "a slow link has a rate"
+        _do("tc", "-n", self.host(host), "qdisc", "replace", "dev", "eth0", *shape)
+        _do("tc", "-n", self.switch, "qdisc", "replace", "dev", f"p{host}", *shape)
+
     def sent_bytes(self) -> list[int]:
         """What each host has put on its link so far, headers included; only shaped links count."""
         return [self._sent_by(host) for host in range(self.num_hosts)]

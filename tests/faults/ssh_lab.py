@@ -7,7 +7,9 @@ and settings live in a folder of the test. The command under test runs on host 0
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -24,7 +26,6 @@ from bench.netlab import NETWORK, Lab, Links
 
 ROOT = Path(__file__).parents[2]
 PORT = 22
-START_S = 30.0
 
 
 def address(host: int) -> str:
@@ -131,15 +132,16 @@ class SshLab:
         Path("/run/sshd").mkdir(exist_ok=True)  # where sshd parts with its privileges
         setup = " && ".join(["mount --make-rprivate /", *self._mounts.get(host, [])])
         command = f"{setup} && exec {self._sshd} -D -e -f {config}"
-        self._servers[host] = self.lab.start(
-            host, ["unshare", "--mount", "sh", "-c", command], stderr=(self.folder / f"sshd_{host}.log").open("wb")
-        )
-        deadline_s = time.monotonic() + START_S
-        while not self._listens(host):
-            log = (self.folder / f"sshd_{host}.log").read_text()
-            assert self._servers[host].poll() is None, f"sshd of host {host} ended: {log}"
-            assert time.monotonic() < deadline_s, f"sshd of host {host} does not listen: {log}"
-            time.sleep(0.05)
+        server = self.lab.start(host, ["unshare", "--mount", "sh", "-c", command], stderr=subprocess.PIPE)
+        self._servers[host] = server
+        said: list[bytes] = []
+        for line in server.stderr:
+            said.append(line)
+            if b"Server listening on" in line:
+                break
+        else:
+            raise AssertionError(f"sshd of host {host} ended: {b''.join(said).decode()}")
+        threading.Thread(target=server.stderr.read, daemon=True).start()  # so that it can go on talking
 
     def runtime(self, host: int) -> Path:
         """Where processes of a host keep what is theirs."""
@@ -159,13 +161,32 @@ class SshLab:
         return [int(pid) for pid in subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()]
 
     def workers_on(self, host: int) -> list[int]:
-        """The job's processes on a host: workers have a place in their environment. The newest last."""
-        found = [pid for pid in self.pids(host) if b"POSEIDON_LAUNCHER_PID=" in _environ(pid)]
-        return sorted(found, key=_started)
+        """The job's workers on a host, known by the name a nursery gives them. The newest last."""
+        return sorted((pid for pid in self.pids(host) if _name(pid).startswith("poseidon ")), key=_started)
 
-    def left_on(self, host: int) -> list[int]:
-        """Anything of Poseidon's that runs on a host, agents included."""
-        return [pid for pid in self.pids(host) if b"poseidon" in _command_line(pid)]
+    def launcher(self) -> int:
+        """The process of `poseidon train --hosts` itself, on host 0."""
+        return min(pid for pid in self.pids(0) if b"poseidon\0train" in words_of(pid))
+
+    def on_disk_of(self, host: int, script: str) -> str:
+        """Runs a shell script with a host's own view of the files; what it says."""
+        words = ["nsenter", f"--mount=/proc/{self._servers[host].pid}/ns/mnt", "sh", "-ec", script]
+        return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+    def left(self) -> list[int]:
+        """Anything of Poseidon's that runs on any host, agents included."""
+        return [pid for host in range(self.num_hosts) for pid in self.pids(host) if b"poseidon" in words_of(pid)]
+
+    def wait_for_nothing(self, timeout_s: float = 30.0) -> None:
+        """Until nothing of Poseidon's is left on any host."""
+        deadline_s = time.monotonic() + timeout_s
+        while left := self.left():
+            left_s = deadline_s - time.monotonic()
+            assert left_s > 0, f"still there after {timeout_s} s: {[words_of(pid) for pid in left]}"
+            with contextlib.suppress(ProcessLookupError):
+                ended = os.pidfd_open(left[0])
+                select.select([ended], [], [], left_s)
+                os.close(ended)
 
     # -- commands -----------------------------------------------------------------------------------------------------
     def hosts(self, *slots: int) -> str:
@@ -201,9 +222,9 @@ class SshLab:
         threading.Thread(target=running.read, daemon=True).start()
         return running
 
-    def train(self, *words: str, hosts: str = "") -> Running:
+    def train(self, *words: str, hosts: str = "", **environ: str) -> Running:
         where = (f"--hosts={hosts or self.hosts()}", f"--ssh={self.ssh}")
-        return self.start("train", "--solver=solver.prototxt", *where, *words)
+        return self.start("train", "--solver=solver.prototxt", *where, *words, **environ)
 
     # -- keys ---------------------------------------------------------------------------------------------------------
     def _write_keys(self) -> None:
@@ -215,10 +236,6 @@ class SshLab:
             "  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
         )
 
-    def _listens(self, host: int) -> bool:
-        words = ["ip", "netns", "exec", self.lab.host(host), "ss", "-Hltn", f"sport = :{PORT}"]
-        return bool(subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip())
-
 
 def kill_if_there(pid: int) -> None:
     try:
@@ -227,18 +244,28 @@ def kill_if_there(pid: int) -> None:
         return
 
 
-def _command_line(pid: int) -> bytes:
+def words_of(pid: int) -> bytes:
+    """The command line of a process; empty if there is none any more."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return b""
 
 
-def _environ(pid: int) -> bytes:
+def cpu_ticks(pid: int) -> int:
+    """How long a process has computed, in hundredths of a second; very long if it is gone."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return b""
+        return 1 << 30
+    return int(fields[11]) + int(fields[12])
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text()
+    except OSError:
+        return ""
 
 
 def _started(pid: int) -> int:
@@ -249,7 +276,22 @@ def _started(pid: int) -> int:
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+    """Looks again and again for something that nobody tells us of."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, f"not within {timeout_s} s: {what}"
-        time.sleep(0.1)
+        os.sched_yield()
+
+
+class Gate:
+    """A named pipe by which a process of the lab says that it has come to a certain place."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._reading = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+
+    def wait(self, timeout_s: float = 60.0) -> None:
+        """Until somebody has written to it."""
+        ready, _, _ = select.select([self._reading], [], [], timeout_s)
+        os.close(self._reading)
+        assert ready, f"nobody came to {self.path} within {timeout_s} s"
