@@ -11,10 +11,19 @@ import torch
 from poseidon.comm import Exchange
 from poseidon.errors import PeerLost
 from poseidon.plan import CommPlan
-from tests.comm.nets import CASES, DEEP
-from tests.comm.training import join, on_nodes, solver_of, values_of
+from tests.comm.nets import CASES, DEEP, Case
+from tests.comm.training import (
+    STEPS,
+    assert_like_one_worker,
+    join,
+    on_nodes,
+    one_worker,
+    solver_of,
+    values_of,
+)
 from tests.transport.jobs import joined
 from tests.worker_process import Seat
+from tests.workers import WorkerPool
 
 BY_NAME = {case.name: case for case in (*CASES, DEEP)}
 
@@ -32,6 +41,20 @@ def train_all(seat: Seat, trainings: list[dict[str, str]], steps: int) -> list[l
             found.append([value.reshape(-1).tolist() for value in values_of(worker.solver)])
         transport.barrier(30.0)
     return found
+
+
+def assert_processes_like_one_worker(pool: WorkerPool, sample: list[tuple[Case, str, CommPlan]]) -> None:
+    """Trains in processes, one training after the other, and compares with one worker that has all their batches."""
+    trainings = [{"case": case.name, "kind": kind, "plan": plan.to_json()} for case, kind, plan in sample]
+    size = sum(sample[0][2].cluster.node_workers)
+    by_rank = pool.results(train_all, size, trainings=trainings, steps=STEPS)  # JSON keeps every bit of a double
+    for number, (case, kind, _) in enumerate(sample):
+        shapes = [value.shape for value in one_worker(case, kind, size)]
+        values = [
+            [torch.tensor(v, dtype=torch.float64).view(shape) for v, shape in zip(found[number], shapes, strict=True)]
+            for found in by_rank
+        ]
+        assert_like_one_worker(values, case, kind)
 
 
 def lose(seat: Seat, plan: str, victim: int, how: str) -> dict[str, Any]:

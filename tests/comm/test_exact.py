@@ -20,8 +20,8 @@ from tests.comm.training import (
     SOLVERS,
     STEPS,
     Fed,
+    assert_like_one_worker,
     assert_replicas,
-    one_worker,
     plain_request,
     plan_of,
     relative_distance,
@@ -73,9 +73,7 @@ def test_several_workers_equal_one_with_all_their_batches(choice):
     layout = LAYOUTS[choice.layout]
     plan = plan_of(choice.case, choice.size, PlanRequest(scheme=choice.scheme, **layout))
     values = train(choice.case, choice.solver, plan)
-    assert_replicas(values)
-    for mine, expected in zip(values[0], one_worker(choice.case, choice.solver, choice.size), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+    assert_like_one_worker(values, choice.case, choice.solver)
 
 
 @pytest.mark.parametrize("scheme", [Scheme.RING, Scheme.SERVER])
@@ -86,9 +84,7 @@ def test_large_members_of_a_unit_travel_from_their_own_memory(monkeypatch, schem
         plan = plan_of(MLP, 3, plain_request(scheme=scheme, chunk_bytes=(chunk_bytes,)))
         assert any(len(unit.params) > 1 for unit in plan.units)
         values = train(MLP, "Adam", plan)
-        assert_replicas(values)
-        for mine, expected in zip(values[0], one_worker(MLP, "Adam", 3), strict=True):
-            torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+        assert_like_one_worker(values, MLP, "Adam")
 
 
 # -- single precision -------------------------------------------------------------------------------------------------

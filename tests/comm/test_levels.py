@@ -16,6 +16,7 @@ from tests.comm.test_bytes import WIDTHS, Sizes
 from tests.comm.test_exact import LAYOUTS, SCHEMES
 from tests.comm.training import (
     SOLVERS,
+    assert_like_one_worker,
     assert_replicas,
     join,
     on_nodes,
@@ -42,9 +43,7 @@ def choices():
 @pytest.mark.parametrize(("case", "scheme", "kind", "nodes", "layout"), choices())
 def test_workers_on_nodes_equal_one_with_all_their_batches(case, scheme, kind, nodes, layout):
     values = train(case, kind, plan_of(case, nodes, PlanRequest(scheme=scheme, **layout)))
-    assert_replicas(values)
-    for mine, expected in zip(values[0], one_worker(case, kind, sum(nodes)), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+    assert_like_one_worker(values, case, kind)
 
 
 @pytest.mark.parametrize("wire", ["bf16", "fp16"])
@@ -62,9 +61,7 @@ def test_narrow_wires_keep_replicas_alike(nodes, scheme, wire):
 @pytest.mark.parametrize("scheme", [Scheme.RING, Scheme.SERVER, Scheme.FACTOR_SERVER])
 def test_a_narrow_wire_means_nothing_inside_a_node(scheme):
     values = train(CLIPPED, "Adam", plan_of(CLIPPED, (3,), plain_request(scheme=scheme, wire="bf16")))
-    assert_replicas(values)
-    for mine, expected in zip(values[0], one_worker(CLIPPED, "Adam", 3), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+    assert_like_one_worker(values, CLIPPED, "Adam")
 
 
 def test_the_same_nodes_give_the_same_bits_again():

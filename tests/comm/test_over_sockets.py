@@ -8,7 +8,7 @@ import torch
 from poseidon.plan import PlanRequest, Scheme
 from tests.comm import jobs
 from tests.comm.nets import CLIPPED, IGNORING, LENET, MLP, TIED, WORDS
-from tests.comm.training import STEPS, one_worker, plain_request, plan_of
+from tests.comm.training import plain_request, plan_of
 from tests.workers import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -27,35 +27,18 @@ SAMPLE = (
 
 
 def test_processes_equal_one_worker_with_all_their_batches(worker_pool: WorkerPool):
-    trainings = [
-        {"case": case.name, "kind": kind, "plan": plan_of(case, SIZE, request).to_json()}
-        for case, kind, request in SAMPLE
-    ]
-    by_rank = worker_pool.results(jobs.train_all, SIZE, trainings=trainings, steps=STEPS)
-    assert by_rank[1] == by_rank[0]  # JSON keeps every bit of a double
-    assert by_rank[2] == by_rank[0]
-    for (case, kind, _), found in zip(SAMPLE, by_rank[0], strict=True):
-        for mine, expected in zip(found, one_worker(case, kind, SIZE), strict=True):
-            value = torch.tensor(mine, dtype=torch.float64).view(expected.shape)
-            torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-12)
+    sample = [(case, kind, plan_of(case, SIZE, request)) for case, kind, request in SAMPLE]
+    jobs.assert_processes_like_one_worker(worker_pool, sample)
 
 
 NODES = ((3,), (2, 1), (1, 2))
 
 
 def test_processes_that_share_memory_equal_one_worker(worker_pool: WorkerPool):
-    cases = [(*entry, NODES[number % 3]) for number, entry in enumerate(SAMPLE)]
-    trainings = [
-        {"case": case.name, "kind": kind, "plan": plan_of(case, nodes, request).to_json()}
-        for case, kind, request, nodes in cases
+    sample = [
+        (case, kind, plan_of(case, NODES[number % 3], request)) for number, (case, kind, request) in enumerate(SAMPLE)
     ]
-    by_rank = worker_pool.results(jobs.train_all, SIZE, trainings=trainings, steps=STEPS)
-    assert by_rank[1] == by_rank[0]
-    assert by_rank[2] == by_rank[0]
-    for (case, kind, _, _), found in zip(cases, by_rank[0], strict=True):
-        for mine, expected in zip(found, one_worker(case, kind, SIZE), strict=True):
-            value = torch.tensor(mine, dtype=torch.float64).view(expected.shape)
-            torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-12)
+    jobs.assert_processes_like_one_worker(worker_pool, sample)
 
 
 def test_narrow_wires_keep_replicas_alike(worker_pool: WorkerPool):

@@ -166,6 +166,13 @@ def assert_replicas(values: list[list[Tensor]]) -> None:
             assert torch.equal(mine, theirs)
 
 
+def assert_like_one_worker(values: list[list[Tensor]], case: Case, kind: str) -> None:
+    """All workers have the same bits, and what one worker with all their batches has."""
+    assert_replicas(values)
+    for mine, expected in zip(values[0], one_worker(case, kind, len(values)), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+
+
 def relative_distance(one: list[Tensor], other: list[Tensor]) -> float:
     """‖a − b‖ / ‖b‖ over all parameters."""
     difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(one, other, strict=True))

@@ -20,7 +20,7 @@ from poseidon.transport import Transport
 from poseidon.transport.inproc import run_workers
 from tests.comm import jobs
 from tests.comm.nets import CLIPPED, DEEP, LENET, MLP, TIED
-from tests.comm.training import STEPS, Worker, join, one_worker, plain_request, plan_of, solver_of
+from tests.comm.training import Worker, join, plain_request, plan_of, solver_of
 from tests.workers import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -178,16 +178,8 @@ SAMPLE = (
 
 
 def test_processes_equal_one_worker_with_all_their_batches(worker_pool: WorkerPool):
-    trainings = [
-        {"case": case.name, "kind": kind, "plan": plan_of(case, 3, request).to_json()} for case, kind, request in SAMPLE
-    ]
-    by_rank = worker_pool.results(jobs.train_all, 3, trainings=trainings, steps=STEPS)
-    assert by_rank[1] == by_rank[0]  # JSON keeps every bit of a double
-    assert by_rank[2] == by_rank[0]
-    for (case, kind, _), found in zip(SAMPLE, by_rank[0], strict=True):
-        for mine, expected in zip(found, one_worker(case, kind, 3), strict=True):
-            value = torch.tensor(mine, dtype=torch.float64).view(expected.shape)
-            torch.testing.assert_close(value, expected, rtol=1e-8, atol=1e-12)
+    sample = [(case, kind, plan_of(case, 3, request)) for case, kind, request in SAMPLE]
+    jobs.assert_processes_like_one_worker(worker_pool, sample)
 
 
 def test_a_worker_killed_while_exchanging_is_named(worker_pool: WorkerPool):

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -15,23 +14,19 @@ from poseidon.plan import CommPlan, PlanRequest, Scheme
 from poseidon.transport.onesided.base import LAST_VALUE
 from poseidon.transport.onesided.inproc import Tricks
 from tests.comm.nets import CASES, LENET, MLP, TIED, WORDS, Case
-from tests.comm.test_exact import LAYOUTS, single_runs
-from tests.comm.training import SOLVERS, STEPS, assert_replicas, one_worker, plan_of, relative_distance, train
+from tests.comm.test_exact import LAYOUTS, Choice, single_runs
+from tests.comm.training import (
+    SOLVERS,
+    STEPS,
+    assert_like_one_worker,
+    assert_replicas,
+    plan_of,
+    relative_distance,
+    train,
+)
 
 SCHEMES = (None, Scheme.SERVER, Scheme.TREE, Scheme.FACTORS)
 SIZES = (2, 3, 5, 16)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    case: Case
-    scheme: Scheme | None
-    solver: str
-    size: int
-    layout: int
-
-    def __str__(self) -> str:
-        return f"{self.case.name}-{self.scheme.value if self.scheme else 'auto'}-{self.solver}-{self.size}"
 
 
 def sample() -> list[Choice]:
@@ -49,9 +44,7 @@ def plan_for(case: Case, size: int, scheme: Scheme | None, layout: int = 0, **op
 @pytest.mark.parametrize("choice", sample(), ids=str)
 def test_several_workers_equal_one_with_all_their_batches(choice):
     values = train(choice.case, choice.solver, plan_for(choice.case, choice.size, choice.scheme, choice.layout))
-    assert_replicas(values)
-    for mine, expected in zip(values[0], one_worker(choice.case, choice.solver, choice.size), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+    assert_like_one_worker(values, choice.case, choice.solver)
 
 
 @pytest.mark.parametrize("case", [LENET, TIED, WORDS], ids=lambda case: case.name)
@@ -73,9 +66,7 @@ def test_late_reordered_and_repeated_notifications_change_nothing(monkeypatch, s
     size = (3, 5)[seed % 2]
     plan = plan_for(MLP, size, scheme, 1)
     values = train(MLP, "SGD", plan, tricks=Tricks(seed))
-    assert_replicas(values)
-    for mine, expected in zip(values[0], one_worker(MLP, "SGD", size), strict=True):
-        torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+    assert_like_one_worker(values, MLP, "SGD")
 
 
 def test_chunks_are_trees_of_their_own():
