@@ -164,6 +164,13 @@ def positive_number(text: str) -> int:
     return number
 
 
+def natural_number(text: str) -> int:
+    number = whole_number(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or more, got {number}")
+    return number
+
+
 def one_of(names: Iterable[str]) -> Callable[[str], str]:
     """A value that is one of these names, upper and lower case alike."""
     by_lower = {name.lower(): name for name in names}

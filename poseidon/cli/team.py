@@ -25,6 +25,7 @@ from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
 from poseidon.run.launcher import accept_signals
+from poseidon.run.options import CONSISTENCIES
 from poseidon.run.planning import Links
 from poseidon.run.rendezvous import Place, secret_of
 from poseidon.run.worker import Face, WorkerOptions, train_worker
@@ -64,6 +65,9 @@ def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
             verify_replicas=found.verify_replicas or 0,
             net_outputs=found.net_outputs,
             data_in_memory=found.data_in_memory,
+            staleness=found.staleness,
+            consistency=found.consistency or CONSISTENCIES[0],
+            servers=found.servers or 0,
         ),
         links=Links(bandwidth_bps(found), latency_s(found)),
         threads=threads_asked(found, os.environ),

@@ -46,7 +46,8 @@ def declare(flags: Flags) -> None:
 
 
 def run(found: argparse.Namespace) -> int:
-    place = find_place(os.environ, found.workers)
+    num_asked = None if found.workers is None else found.workers + (found.servers or 0)
+    place = find_place(os.environ, num_asked)
     launcher_pid = launcher_of(os.environ)
     follow(launcher_pid)
     hosts = None if place is not None or launcher_pid is not None else hosts_asked(found)

@@ -13,15 +13,18 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 
-from poseidon.cli.command import Flags, listed, one_of, positive_number
+from poseidon.cli.command import Flags, listed, natural_number, one_of, positive_number
 from poseidon.cli.plan import AUTO, SCHEMES
 from poseidon.cli.terminal import LastingStream, loading
 from poseidon.errors import PeerLost, PoseidonError, UsageError, WorkersDiffer, WorkersFailed
 from poseidon.plan import (
+    GPI,
     PATTERNS,
     PAYLOAD_SHARE,
+    STALE_SCHEMES,
     WIRES,
     PlanRequest,
+    Scheme,
     parse_bandwidth,
     parse_overrides,
     parse_scheme,
@@ -29,6 +32,7 @@ from poseidon.plan import (
 )
 from poseidon.run.exits import MISTAKE, YIELDED
 from poseidon.run.launcher import LocalJob, launch
+from poseidon.run.options import CONSISTENCIES, DistributeOptions
 from poseidon.run.rendezvous import JOB, RESTART, SECRET, Place
 
 ONE_SIDED = ("sockets", "mpi")
@@ -51,6 +55,14 @@ def worker_flags(flags: Flags) -> None:
     flags.flag("reduce", type=one_of(REDUCTIONS), metavar="HOW", help="gradients over workers: average|sum (average)")
     flags.flag("pattern", type=one_of(PATTERNS), metavar="NAME", help=f"{'|'.join(PATTERNS)} ({PATTERNS[0]})")
     flags.flag("one-sided", type=one_of(ONE_SIDED), metavar="NAME", help=f"what carries puts: {'|'.join(ONE_SIDED)}")
+    flags.flag("staleness", type=natural_number, metavar="S", help="parameters may be S clocks behind (0: exact)")
+    flags.flag(
+        "consistency",
+        type=one_of(CONSISTENCIES),
+        metavar="NAME",
+        help=f"how values come under staleness: {'|'.join(CONSISTENCIES)} ({CONSISTENCIES[0]})",
+    )
+    flags.flag("servers", type=natural_number, metavar="N", help="N processes more only serve parameters (0)")
     flags.flag("data-in-memory", action="store_true", help="records spread over the workers' memory, shuffled")
     flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=f"dense gradients travel as {'|'.join(WIRES)} (fp32)")
     flags.flag("sync-bn", action="store_true", help="BatchNorm takes the statistics of all workers' batches")
@@ -70,6 +82,8 @@ _NEED_SEVERAL = (
     "reduce",
     "pattern",
     "one_sided",
+    "consistency",
+    "servers",
     "data_in_memory",
     "wire",
     "sync_bn",
@@ -84,6 +98,8 @@ _NEED_SEVERAL = (
 
 def check_alone(found: argparse.Namespace) -> None:
     """Refuses what makes no sense for one worker."""
+    if found.staleness is not None:
+        raise UsageError("--staleness is for training with several workers; give --workers too, or leave it out")
     for name in _NEED_SEVERAL:
         if getattr(found, name):
             flag = name.replace("_", "-")
@@ -99,12 +115,38 @@ def check_values(found: argparse.Namespace) -> None:
 
 def plan_request(found: argparse.Namespace) -> PlanRequest:
     """What the flags ask of the plan."""
+    check_stale_flags(found)
     return PlanRequest(
         wire=found.wire or WIRES[0],
         scheme=None if found.scheme in (None, AUTO) else parse_scheme(found.scheme),
         overrides=parse_overrides(found.schemes) if found.schemes else (),
         pattern=found.pattern or PATTERNS[0],
+        among=tuple(Scheme) if found.staleness is None else STALE_SCHEMES,
     )
+
+
+def check_stale_flags(found: argparse.Namespace) -> None:
+    """Refuses what has no meaning under staleness, or without."""
+    if found.staleness is None:
+        for name in ("consistency", "servers"):
+            if getattr(found, name):
+                raise UsageError(f"--{name} is for training under staleness; give --staleness too (0: exact)")
+        return
+    DistributeOptions(  # raises
+        staleness=found.staleness,
+        consistency=found.consistency or CONSISTENCIES[0],
+        servers=found.servers or 0,
+        sync_bn=found.sync_bn,
+    )
+    schemes = tuple(scheme.value for scheme in STALE_SCHEMES)
+    if found.scheme not in (None, AUTO, *schemes):
+        raise UsageError(
+            f"under --staleness parameters have servers: --scheme is one of {', '.join(schemes)}, got {found.scheme}"
+        )
+    if found.pattern == GPI:
+        raise UsageError("--staleness has its own way of putting messages; leave --pattern out")
+    if found.wire not in (None, WIRES[0]):
+        raise UsageError(f"under --staleness gradients travel as they are; leave --wire {found.wire} out")
 
 
 def bandwidth_bps(found: argparse.Namespace) -> float | None:
@@ -138,7 +180,8 @@ def num_to_start(found: argparse.Namespace) -> int:
             f"--gpu={found.gpu} names {num_gpus} GPU{'s' if num_gpus > 1 else ''} for {found.workers} workers; one "
             "worker computes on one device: leave --workers out, or name as many GPUs"
         )
-    return num_gpus if found.gpu else found.workers or 1
+    num_servers = found.servers or 0
+    return (num_gpus if found.gpu else found.workers or 1) + num_servers
 
 
 def start_workers(found: argparse.Namespace, num_workers: int) -> int:

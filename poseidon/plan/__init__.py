@@ -8,7 +8,7 @@ Nothing here computes with tensors, opens sockets or looks at a clock.
 from __future__ import annotations
 
 from poseidon.plan.cluster import PAYLOAD_SHARE, Cluster, parse_bandwidth, parse_nodes, parse_seconds
-from poseidon.plan.commplan import GPI, PATTERNS, WIRES, CommPlan, Scheme, Send, Unit, parse_scheme
+from poseidon.plan.commplan import GPI, PATTERNS, STALE_SCHEMES, WIRES, CommPlan, Scheme, Send, Unit, parse_scheme
 from poseidon.plan.cost import Cost, CostModel, Load
 from poseidon.plan.fits import check_fits
 from poseidon.plan.flows import Flow, flows_of
@@ -24,6 +24,7 @@ __all__ = [
     "GPI",
     "PATTERNS",
     "PAYLOAD_SHARE",
+    "STALE_SCHEMES",
     "WIRES",
     "Cluster",
     "CommPlan",

@@ -47,6 +47,7 @@ class Scheme(enum.Enum):
         return self in (Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.TREE)
 
 
+STALE_SCHEMES = (Scheme.SERVER, Scheme.FACTOR_SERVER)  # those that can be a few clocks behind
 IN_ONE_PIECE = (Scheme.ROWS, Scheme.DOUBLING, Scheme.POWER_SGD)
 WIRES = ("fp32", "bf16", "fp16")
 COLLECTIVE, GPI = PATTERNS = ("collective", "gpi")

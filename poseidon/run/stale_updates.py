@@ -30,7 +30,7 @@ from poseidon.comm.stale.table import Serving, open_table
 from poseidon.comm.stale.units import FlatTable, SliceTable, TableDense, TableFactors, UnitTable, cuts_outputs
 from poseidon.comm.wiring import factor_layout
 from poseidon.errors import PlanError, UsageError
-from poseidon.plan import CommPlan, Scheme, Unit
+from poseidon.plan import STALE_SCHEMES, CommPlan, Scheme, Unit
 from poseidon.run.rule_site import RuleSite
 from poseidon.run.stale_rule import RuleUpdate, rule_text
 from poseidon.solver import Solver
@@ -38,7 +38,6 @@ from poseidon.solver.clip import Clipping
 from poseidon.solver.rules import Hyper
 from poseidon.transport import Transport
 
-STALE_SCHEMES = (Scheme.SERVER, Scheme.FACTOR_SERVER)
 _NAMES = {torch.float32: "float32", torch.float64: "float64"}
 
 

@@ -37,6 +37,7 @@ from poseidon.run.resume import Resume, agree_on_snapshot
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.watch import Watch, WatchedTeam
 from poseidon.run.seat import Seat, cluster_facts
+from poseidon.run.servers import serve_tables, workers_of
 from poseidon.run.welcome import Crew, batch_lines, cluster_lines, links_line, plan_lines
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.background import BackgroundWriter
@@ -113,22 +114,30 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
     )
     transport = connect(place.rank, place.size, master, joining)
     with _ended_by_all(transport, face), _lookout(transport, param, options, face):
-        table = Roundtable(transport)
+        workers = workers_of(transport, options.team.servers)
+        if workers is None:
+            serve_tables(transport, options.team.servers)
+            return
+        table = Roundtable(workers)
         card = Card(transport.peers[place.rank].host, place.local_size, _cores(), options.threads, str(interface))
         cards = [Card.from_json(text) for text in table.gather_texts(card.to_json())]
         nodes = nodes_of(cards)
         is_cpu = torch.device(options.net.device).type == "cpu"  # NCCL finds the ways inside of a host itself
-        sharing = share_nodes(transport, nodes) if is_cpu else Sharing(transport)
+        sharing = share_nodes(workers, nodes) if is_cpu else Sharing(workers)
         crew = Crew(cards, nodes, threads_of(cards, nodes), sharing.problem)
-        _Worker(sharing.transport, table, crew, face).train(param, options)
+        serving = transport if options.team.servers else None
+        _Worker(sharing.transport, table, crew, face, serving).train(param, options)
         table.meet()  # nobody leaves while another may still fail
 
 
 class _Worker:
-    """One worker that has met the others."""
+    """One worker that has met the others. `serving`: the transport that reaches processes which only serve, if any."""
 
-    def __init__(self, transport: Transport, table: Roundtable, crew: Crew, face: Face) -> None:
+    def __init__(
+        self, transport: Transport, table: Roundtable, crew: Crew, face: Face, serving: Transport | None
+    ) -> None:
         self._transport, self._table, self._crew, self._face = transport, table, crew, face
+        self._serving = serving
         torch.set_num_threads(self._crew.threads[table.rank])
 
     def train(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> None:
@@ -147,7 +156,9 @@ class _Worker:
         listener = observation.heard_by(options.watch.hear_comm)
         with (
             observation,
-            distribute(solver, self._transport, planned.plan, team, listener=listener) as distribution,
+            distribute(
+                solver, self._transport, planned.plan, team, listener=listener, serving=self._serving
+            ) as distribution,
         ):
             if self._table.rank == 0 and distribution.carriers:
                 self._face.show([f"puts      by {distribution.carriers}"])
