@@ -1,7 +1,9 @@
-"""A training run on a terminal: a live line with rate, time left, loss and lr; tests and snapshots scroll above it.
+"""A training run on a terminal: a live line with rate, time left, loss and lr; tests and snapshots scroll above it, and
+curves, workers and the wire are below (`panel.py`).
 
 iteration 2000  test  accuracy 0.9812  loss 0.0566
 training ━━━━━━━╸━━━━━━━━━━━━━━━  2310/10000  118 it/s  01:05  loss 0.0324  lr 0.008461
+loss      ▇▆▅▄▃▃▂▂▁▁▁▁ 0.0324   accuracy ▁▄▆▇██ 0.9812   7,550 images/s
 """
 
 from __future__ import annotations
@@ -11,25 +13,46 @@ import math
 import time
 from collections.abc import Iterable
 from types import TracebackType
+from typing import Any
 
 import torch
+from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
 
 from poseidon.cli.devices import device_text
+from poseidon.cli.panel import Panel
 from poseidon.cli.signals import SignalRequests
 from poseidon.cli.terminal import console
 from poseidon.log_line import number
+from poseidon.net import Net
+from poseidon.net.graph import Node
+from poseidon.run.shards import sharded_layers
+from poseidon.run.view import JobView
 from poseidon.solver import events
 from poseidon.spec import caffe_pb2
 
 # Reading the loss waits for the device, so it is not read more often than a person can see.
 _REFRESH_S = 0.1
+# Drawing takes milliseconds, of a processor that has better things to do.
+_REFRESHES_PER_S = 4
 # A bar needs some room beside the numbers; on a narrower terminal the most telling numbers are all.
 _LEAST_WIDTH_WITH_BAR = 72
 # An output blob of a thousand values would push everything else off the screen.
 _MOST_VALUES_SHOWN = 6
+
+
+class _WithPanel(Progress):
+    """A progress bar with a panel below."""
+
+    def __init__(self, panel: Panel, *columns: ProgressColumn, **options: Any) -> None:
+        self._panel = panel
+        super().__init__(*columns, **options)
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield from super().get_renderables()
+        yield self._panel
 
 
 class StateColumn(ProgressColumn):
@@ -69,7 +92,10 @@ class ProgressDisplay:
         self._param, self._flags, self._device = param, flags, device
         self._requests = requests
         self._console = console()
-        self._progress = Progress(*self._columns(), console=self._console, expand=True)
+        self._panel = Panel()
+        self._progress = _WithPanel(
+            self._panel, *self._columns(), console=self._console, expand=True, refresh_per_second=_REFRESHES_PER_S
+        )
         self._task = self._progress.add_task("building", total=max(param.max_iter, 0), facts="", ended=False)
         self._began = self._shown = time.monotonic()
         self._latest: events.IterationDone | None = None
@@ -116,6 +142,7 @@ class ProgressDisplay:
         elif isinstance(event, events.TestDone | events.TestInterrupted):
             self._describe("training")
             if isinstance(event, events.TestDone):
+                self._note_score(event)
                 self._say(f"iteration {event.iteration}  {self._test_name(event)}  {outputs_text(event.outputs)}")
         elif isinstance(event, events.SnapshotWritten):
             self._snapshot = event
@@ -124,6 +151,12 @@ class ProgressDisplay:
             self._say(f"iteration {event.iteration}  no snapshot, training goes on: {event.problem}", style="bold red")
         elif isinstance(event, events.SolvingDone):
             self._done(event)
+
+    def meet(self, view: JobView) -> None:
+        """There are other workers; this is what can be seen of them."""
+        self._panel.view = view
+        if self._panel.per_iteration is not None:
+            self._panel.per_iteration *= view.plan.cluster.num_workers
 
     def show(self, lines: Iterable[str]) -> None:
         """Lines that somebody else has to say, above the live one."""
@@ -138,8 +171,17 @@ class ProgressDisplay:
     # -- building ---------------------------------------------------------------------------------------------------
     def _net_built(self, event: events.NetBuilt) -> None:
         if event.test_index is None:
+            self._note_samples(event.net)
             num_params = sum(entry.value.numel() for entry in event.net.learnable)
             self._say(f"net {event.net.name!r}: {num_params:,} parameters, on {device_text(self._device)}")
+
+    def _note_samples(self, net: Net) -> None:
+        layers = sharded_layers(net)
+        sizes = {layer.batch_size for layer in layers}
+        if len(sizes) == 1:
+            self._panel.per_iteration = sizes.pop() * self._param.iter_size
+            is_images = any(len(shape) == 4 for node in net.program.feeds for shape in _top_shapes(net, node))
+            self._panel.unit_name = "images" if is_images else "samples"
 
     def _restored(self, event: events.Restored) -> None:
         # Only what is done from here on counts for the rate.
@@ -150,6 +192,13 @@ class ProgressDisplay:
     # -- running ----------------------------------------------------------------------------------------------------
     def _test_name(self, event: events.TestDone) -> str:
         return "test" if len(self._param.test_iter) == 1 else f"test net #{event.net_index}"
+
+    def _note_score(self, event: events.TestDone) -> None:
+        """The first output that is no loss: usually an accuracy."""
+        found = next((output for output in event.outputs if not output.loss_weight), None)
+        if found is not None and event.net_index == 0:
+            self._panel.score_name = found.blob
+            self._panel.score.add(found.value)
 
     def _iteration(self, event: events.IterationDone) -> None:
         self._latest = event
@@ -163,6 +212,9 @@ class ProgressDisplay:
         if event is None:
             return
         loss = float(event.smoothed_loss)
+        self._panel.loss.add(loss)
+        task = self._progress.tasks[0]
+        self._panel.iterations_per_s = task.finished_speed or task.speed
         facts = f"loss {loss:<6.4g}  lr {event.rate:.4g}"
         self._progress.update(self._task, completed=event.iteration + 1, facts=facts)
         if self._finite and not math.isfinite(loss):
@@ -189,6 +241,10 @@ class ProgressDisplay:
             self._say(f"weights: {self._snapshot.model}")
         if event.stopped_early and self._snapshot is not None:
             self._say(f"to go on: poseidon train {self._flags} --snapshot={self._snapshot.state}")
+
+
+def _top_shapes(net: Net, node: Node) -> list[tuple[int, ...]]:
+    return [net.blob_shapes[top] for top in node.tops]
 
 
 def outputs_text(outputs: Iterable[events.OutputValue]) -> str:
