@@ -3,6 +3,8 @@
 The compute times that the plan has to fit around are, in this order: what --compute-ms says an iteration takes, spread
 over layers by their multiplications; what --measure finds on this machine; what --gpu-flops makes of the
 multiplications.
+
+With --sweep the command shows instead what a faster switch, one more host or a larger batch would give.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from poseidon.plan import (
     parse_overrides,
     parse_scheme,
     parse_seconds,
+    parse_sweep,
 )
 from poseidon.spec import read_solver
 
@@ -48,7 +51,14 @@ def declare(flags: Flags) -> None:
     flags.flag("wire", type=one_of(WIRES), default="fp32", metavar="TYPE", help="fp32|bf16|fp16 on the network (fp32)")
     flags.flag("scheme", type=scheme_name, default=AUTO, metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
     flags.flag("units", default="", metavar="LIST", help="schemes by parameter or layer: fc6=ring,fc7*=factors")
-    flags.flag("json", action="store_true", help="the plan as JSON")
+    flags.flag(
+        "sweep",
+        default="",
+        metavar="AXES",
+        help="what others would give: some of bandwidth,workers,batch; with values bandwidth=1gbit:10gbit,workers=8:9",
+    )
+    flags.flag("plot", default="", metavar="FILE", help="the sweep as a picture (.svg, .png)")
+    flags.flag("json", action="store_true", help="the plan, or the sweep, as JSON")
     net_flags(flags)
 
 
@@ -79,12 +89,19 @@ def run(found: argparse.Namespace) -> int:
     )
     if found.measure and found.compute_ms is not None:
         raise UsageError("give --measure to time the layers here or --compute-ms to say what they take, not both")
+    if found.plot and not found.sweep:
+        raise UsageError("--plot draws a sweep: say over what, as in --sweep=bandwidth,workers,batch")
+    axes = parse_sweep(found.sweep) if found.sweep else ()
     param = read_solver(path)
     param.train_state.level = found.level
     param.train_state.stage.extend(listed(found.stage))
     with loading(found):
         from poseidon.cli.planning import show_plan
-    show_plan(param, cluster, request, found)
+        from poseidon.cli.sweeping import Asked, show_sweep
+    if axes:
+        show_sweep(param, Asked(axes, cluster, request), found)
+    else:
+        show_plan(param, cluster, request, found)
     return 0
 
 

@@ -29,7 +29,7 @@ def show_plan(
     elif sys.stdout.isatty() and not found.plain:
         _print_rich(plan, found)
     else:
-        print(f"compute   {_basis(found)}")
+        print(f"compute   {compute_basis(found)}")
         print(plan.table())
 
 
@@ -58,7 +58,7 @@ def _times(net: Net, found: argparse.Namespace, iter_size: int) -> list[LayerTim
     return scaled_times(times, found.compute_ms / 1e3 / iter_size)
 
 
-def _basis(found: argparse.Namespace) -> str:
+def compute_basis(found: argparse.Namespace) -> str:
     """Where the compute times come from."""
     if found.measure:
         return "measured on this machine, layer by layer"
@@ -70,7 +70,7 @@ def _basis(found: argparse.Namespace) -> str:
 def _print_rich(plan: CommPlan, found: argparse.Namespace) -> None:
     parts = plan_table(plan)
     console = Console(highlight=False)
-    for line in (f"compute   {_basis(found)}", *parts.above):
+    for line in (f"compute   {compute_basis(found)}", *parts.above):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(pad_edge=False)
     for heading in HEADINGS:

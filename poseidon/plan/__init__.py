@@ -17,6 +17,8 @@ from poseidon.plan.planner import make_plan
 from poseidon.plan.profile import FactorShape, LayerProfile, NetProfile, ParamProfile, RowShape
 from poseidon.plan.request import Override, PlanRequest, parse_overrides
 from poseidon.plan.simulate import Event, Timeline, simulate
+from poseidon.plan.sweep import Axis, Point, Setting, parse_sweep, sweep
+from poseidon.plan.sweep_table import sweep_json, sweep_text
 from poseidon.plan.table import PlanTable, plan_table
 from poseidon.plan.turns import Turns
 
@@ -26,6 +28,7 @@ __all__ = [
     "PAYLOAD_SHARE",
     "STALE_SCHEMES",
     "WIRES",
+    "Axis",
     "Cluster",
     "CommPlan",
     "Cost",
@@ -41,9 +44,11 @@ __all__ = [
     "ParamProfile",
     "PlanRequest",
     "PlanTable",
+    "Point",
     "RowShape",
     "Scheme",
     "Send",
+    "Setting",
     "Timeline",
     "Turns",
     "Unit",
@@ -55,6 +60,10 @@ __all__ = [
     "parse_overrides",
     "parse_scheme",
     "parse_seconds",
+    "parse_sweep",
     "plan_table",
     "simulate",
+    "sweep",
+    "sweep_json",
+    "sweep_text",
 ]

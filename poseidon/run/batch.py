@@ -34,3 +34,18 @@ def set_batch(source: NetSource, batch: int) -> None:
     if not changed:
         kinds = ", ".join([*_BATCHED, *_SHAPED])
         raise UsageError(f"{source.filename}: cannot set a batch of {batch}: the net has no layer of {kinds}")
+
+
+def batch_of(source: NetSource) -> int:
+    """The batch of the first layer that feeds the net."""
+    for layer in source.net.layer:
+        if layer.type in _BATCHED and getattr(layer, _BATCHED[layer.type]).batch_size:
+            return int(getattr(layer, _BATCHED[layer.type]).batch_size)
+        if layer.type in _SHAPED:
+            options = getattr(layer, _SHAPED[layer.type])
+            if options.shape and options.shape[0].dim:
+                return int(options.shape[0].dim[0])
+            if layer.type == "DummyData" and options.num:
+                return int(options.num[0])
+    kinds = ", ".join([*_BATCHED, *_SHAPED])
+    raise UsageError(f"{source.filename}: cannot tell the batch: the net has no layer of {kinds} that says one")
