@@ -12,7 +12,7 @@ from dataclasses import astuple, dataclass, replace
 import torch
 
 from poseidon.errors import PlanError
-from poseidon.plan import Cluster, CommPlan, NetProfile, PlanRequest, Scheme, check_fits, make_plan
+from poseidon.plan import PAYLOAD_SHARE, Cluster, CommPlan, NetProfile, PlanRequest, Scheme, check_fits, make_plan
 from poseidon.plan.bundles import bundles_of
 from poseidon.plan.cluster import DEFAULT_LATENCY_S, DEFAULT_LOCAL_BPS
 from poseidon.plan.request import allowed_schemes
@@ -29,10 +29,12 @@ from poseidon.transport.probe import LinkFacts, probe, probe_memory
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What a user says about the links, instead of measuring them. `bandwidth_bps` is payload."""
+    """What a user says about the links, instead of measuring them. `bandwidth_bps` is payload. `limit_bps` is what a
+    worker may use of them, headers included; None: all."""
 
     bandwidth_bps: float | None = None
     latency_s: float | None = None
+    limit_bps: float | None = None
 
     @property
     def source(self) -> str:
@@ -43,6 +45,8 @@ class Links:
 
     def agree(self, cluster: Cluster) -> bool:
         """True if a plan for this cluster is one for these links."""
+        if self.limit_bps is not None and cluster.bandwidth_bps > self.limit_bps * PAYLOAD_SHARE:
+            return False
         return self.bandwidth_bps in (None, cluster.bandwidth_bps) and self.latency_s in (None, cluster.latency_s)
 
 
@@ -76,7 +80,7 @@ def plan_together(solver: Solver, transport: Transport, table: Roundtable, plann
     if text:
         return Planned(CommPlan.from_json(text), True, "as when the plan was made")
     local_bps = probe_memory(transport) or DEFAULT_LOCAL_BPS
-    links = _links(transport, planning, local_bps)
+    links = _limited(_links(transport, planning, local_bps), planning.links, node_workers)
     times = _mean_times(measured_times(solver.net), table)
     profile = _profile(solver, times)
     rates = _mean_rates(measure_rates(solver, profile, table), table)
@@ -124,6 +128,13 @@ def _links(transport: Transport, planning: Planning, local_bps: float) -> LinkFa
         return LinkFacts(transport.size, 1, DEFAULT_LATENCY_S, local_bps, 0)
     measured = probe(transport, planning.nodes)
     return measured if told.latency_s is None else replace(measured, latency_s=told.latency_s)
+
+
+def _limited(links: LinkFacts, told: Links, node_workers: tuple[int, ...]) -> LinkFacts:
+    """With no more bandwidth than workers may use. A short measurement sees the burst that a limit allows, no more."""
+    if told.limit_bps is None or len(node_workers) == 1:
+        return links
+    return replace(links, bandwidth_bps=min(links.bandwidth_bps, told.limit_bps * PAYLOAD_SHARE))
 
 
 def _cluster(links: LinkFacts, rates: Rates, node_workers: tuple[int, ...]) -> Cluster:

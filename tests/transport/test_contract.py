@@ -7,6 +7,8 @@ import pytest
 from poseidon.transport.faulty import Faults, FaultyTransport
 from poseidon.transport.inproc import run_workers
 from poseidon.transport.levels import share_nodes
+from poseidon.transport.paced import PacedTransport
+from poseidon.transport.pacing import Pace
 from tests.transport import contract, jobs
 from tests.workers import WorkerPool
 
@@ -46,6 +48,27 @@ def test_inproc(clause, size):
 @pytest.mark.parametrize("seed", [0, 1])
 def test_faulty(clause, seed):
     answers = run_workers(3, lambda transport: clause(FaultyTransport(transport, Faults(seed))))
+    assert all(answer == answers[0] for answer in answers)
+
+
+@every_clause
+@pytest.mark.parametrize(("limit_bps", "piece_bytes"), [(400e6, 4096), (50e9, 64)])
+def test_paced(clause, limit_bps, piece_bytes, monkeypatch):
+    if clause is contract.collectives_agree_with_loops:
+        piece_bytes = 4096  # its messages are long
+    monkeypatch.setattr("poseidon.transport.pacing.MAX_PIECE_BYTES", piece_bytes)
+    answers = run_workers(3, lambda transport: clause(PacedTransport(transport, Pace(limit_bps))))
+    assert all(answer == answers[0] for answer in answers)
+
+
+@every_clause
+def test_paced_levels(clause, monkeypatch):
+    monkeypatch.setattr("poseidon.transport.pacing.MAX_PIECE_BYTES", 4096)
+
+    def work(transport):
+        return clause(share_nodes(PacedTransport(transport, Pace(1e9)), (0, 0, 1)).transport)
+
+    answers = run_workers(3, work)
     assert all(answer == answers[0] for answer in answers)
 
 

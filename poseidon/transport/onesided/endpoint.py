@@ -39,6 +39,7 @@ from poseidon.transport.onesided.frames import (
 from poseidon.transport.onesided.link import Link, put_frames, unexpected
 from poseidon.transport.onesided.reactor import Reactor
 from poseidon.transport.onesided.segments import Segment, Segments, bytes_of
+from poseidon.transport.pacing import Pace
 
 T = TypeVar("T")
 READ_QUEUE = 1  # answers to reads: behind what is urgent, before the bulk
@@ -67,6 +68,7 @@ class SocketEndpoint:
         self._board = Board(self._reactor)
         self._lock = threading.Lock()
         self._num_sent = 0
+        self._frame_bytes = MAX_FRAME_BYTES
         self._outstanding = [0] * NUM_QUEUES
         self._reads: dict[int, tuple[Completion, memoryview]] = {}
         self._read_numbers = count(1)
@@ -90,6 +92,11 @@ class SocketEndpoint:
         return tuple(
             rank == self.rank or not (self._links[rank].has_left or rank in self._lost) for rank in range(self.size)
         )
+
+    def keep_to(self, pace: Pace) -> None:
+        """From now on, what goes to other hosts and comes from there keeps to a budget; frames become shorter."""
+        self._frame_bytes = min(pace.piece_bytes, MAX_FRAME_BYTES)
+        self._reactor.keep_to(pace, f"pace-{self.rank}")
 
     # -- segments ---------------------------------------------------------------------------------------------------
     def allocate(self, segment: int, num_bytes: int) -> Tensor:
@@ -119,8 +126,9 @@ class SocketEndpoint:
             self._num_sent += len(view)
             check_range(spot, len(view), link.sizes.get(segment) or self._known(link, segment, link.sizes))
             id, value = note or (0, 0)
-            if len(view) > MAX_FRAME_BYTES:
-                self._send_all(link, put_frames(view, segment, offset, id, value), queue)
+            if len(view) > self._frame_bytes:
+                frames = put_frames(view, segment, offset, id, value, frame_bytes=self._frame_bytes)
+                self._send_all(link, frames, queue)
             else:
                 self._send(link, HEADER.pack(PUT, segment, offset, len(view), id, value), view, queue)
             return
@@ -279,7 +287,7 @@ class SocketEndpoint:
             raise unexpected(link.rank, f"a read of {num_bytes} bytes at {spot.offset} of segment {spot.segment}")
         view = segment.view[spot.offset : spot.offset + num_bytes]
         self._num_sent += num_bytes
-        self._send_all(link, put_frames(view, 0, 0, id, 1, DATA), READ_QUEUE)
+        self._send_all(link, put_frames(view, 0, 0, id, 1, DATA, self._frame_bytes), READ_QUEUE)
 
     # -- ends -------------------------------------------------------------------------------------------------------
     def _hear_of_loss(self, link: Link, text: bytes) -> None:

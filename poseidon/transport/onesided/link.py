@@ -9,6 +9,9 @@ the memory it is for. What a frame is for, `Inbox` decides.
 With a window into the peer's memory (`peer_file`), puts and reads are copies, made by the thread that asks for them,
 and only notifications travel. The copy is there before the notification: system calls lie between them.
 
+With a budget (`pace`) a link sends and reads short pieces, as many as the budget allows; the reactor sees to it that it
+rests in between. What is urgent (very short) goes at once.
+
 Two threads may use a link at the same time, one sending and one receiving; each direction has a lock.
 """
 
@@ -25,6 +28,7 @@ from typing import Protocol
 from poseidon.errors import TransportError
 from poseidon.transport.onesided.frames import HEADER, HEADER_BYTES, MAX_FRAME_BYTES, PUT
 from poseidon.transport.onesided.segments import Segment, mapped
+from poseidon.transport.pacing import URGENT_BYTES, Pace
 
 AT_ONCE_BYTES = 64 << 10
 JOIN_BYTES = 4 << 10  # header and payload in one piece of memory: cheaper than two pieces
@@ -61,6 +65,16 @@ class _Frame:
         self.has_payload = payload is not None
         self.queue = queue
 
+    def first(self, num_bytes: int) -> list[bytes | memoryview]:
+        """The next so many bytes, or less."""
+        found: list[bytes | memoryview] = []
+        for part in self.parts:
+            found.append(memoryview(part)[:num_bytes])
+            num_bytes -= len(found[-1])
+            if num_bytes == 0:
+                break
+        return found
+
     def begin(self, num_bytes: int) -> bool:
         """So many bytes have left; true if that was all."""
         parts = self.parts
@@ -78,6 +92,8 @@ class Link:
         self.rank, self.socket, self.peer_file = rank, connection, peer_file
         self.fd = connection.fileno()
         self.ledger: Ledger | None = None
+        self.pace: Pace | None = None  # a link inside a host has none
+        self.is_resting = False  # until the budget allows more; the reactor's
         self.heard_s = self.said_s = time.monotonic()
         self.has_left = False
         self.is_closed = False
@@ -114,11 +130,16 @@ class Link:
         with self._send_lock:
             if self.is_closed:
                 return True
-            is_small = payload is None or len(payload) <= AT_ONCE_BYTES
-            if is_small and self._begun is None and not self._waiting:
+            if self._may_go_at_once(payload) and self._begun is None and not self._waiting:
                 return self._push_at_once(head, payload, queue)
             heapq.heappush(self._waiting, (queue, next(self.numbers), self._waiting_frame(head, payload, queue)))
             return False
+
+    def _may_go_at_once(self, payload: memoryview | None) -> bool:
+        length = 0 if payload is None else len(payload)
+        if self.pace is None:
+            return length <= AT_ONCE_BYTES
+        return length <= URGENT_BYTES or (length <= AT_ONCE_BYTES and self.pace.sending.delay() <= 0)
 
     def flush(self) -> None:
         """Sends what there is room for of one frame: that which has begun, else the most urgent."""
@@ -157,6 +178,8 @@ class Link:
                 num_bytes = self.socket.sendmsg((head, payload))
         except BlockingIOError:
             num_bytes = 0
+        if self.pace is not None:
+            self.pace.sending.spend(num_bytes)
         if num_bytes == length:
             return True
         self._begun = self._waiting_frame(head, payload, queue)
@@ -164,15 +187,20 @@ class Link:
         return False
 
     def _push_begun(self) -> None:
-        """Hands the frame that has begun to the kernel, as much as it takes."""
-        frame = self._begun
+        """Hands the frame that has begun to the kernel, as much as it takes, and the budget allows."""
+        frame, pace = self._begun, self.pace
         assert frame is not None
         is_over = False
         while not is_over:
+            if pace is not None and pace.sending.delay() > 0:
+                return
             try:
-                is_over = frame.begin(self.socket.sendmsg(frame.parts))
+                num_bytes = self.socket.sendmsg(frame.parts if pace is None else frame.first(pace.piece_bytes))
             except BlockingIOError:
                 return
+            if pace is not None:
+                pace.sending.spend(num_bytes)
+            is_over = frame.begin(num_bytes)
         self._begun = None
         self.said_s = time.monotonic()
         if frame.has_payload and self.ledger is not None:
@@ -184,23 +212,28 @@ class Link:
         with self._receive_lock:
             if self.is_closed:
                 return True
-            left = TURN_BYTES
+            pace = self.pace
+            left = TURN_BYTES if pace is None else pace.piece_bytes
             while left > 0:
                 into = self._rest
                 if into is None:
                     into = self._stage_view[self._last :] if self._last else self._stage_view
+                elif pace is not None:
+                    into = into[:left]
                 try:
                     num_bytes = self.socket.recv_into(into)
                 except BlockingIOError:
                     break
                 if num_bytes == 0:
                     return False
+                if pace is not None:
+                    pace.receiving.spend(num_bytes)
                 is_drained = num_bytes < len(into)
                 if self._rest is None:
                     self._last += num_bytes
                     self._look(inbox)
-                elif is_drained:
-                    self._rest = into[num_bytes:]
+                elif num_bytes < len(self._rest):
+                    self._rest = self._rest[num_bytes:]
                 else:
                     self._rest = None
                     inbox.arrived(self, self._frame, self._payload)
@@ -245,12 +278,18 @@ class Link:
 
 
 def put_frames(
-    view: memoryview, segment: int, offset: int, id: int, value: int, kind: int = PUT
+    view: memoryview,
+    segment: int,
+    offset: int,
+    id: int,
+    value: int,
+    kind: int = PUT,
+    frame_bytes: int = MAX_FRAME_BYTES,
 ) -> list[tuple[bytes, memoryview]]:
     """A put, or the answer to a read, as frames; `value` goes with the last."""
     frames = []
-    for first in range(0, len(view), MAX_FRAME_BYTES):
-        part = view[first : first + MAX_FRAME_BYTES]
+    for first in range(0, len(view), frame_bytes):
+        part = view[first : first + frame_bytes]
         is_last = first + len(part) == len(view)
         frames.append((HEADER.pack(kind, segment, offset + first, len(part), id, value if is_last else 0), part))
     return frames

@@ -26,6 +26,7 @@ from poseidon.transport.health import HealthOptions
 from poseidon.transport.onesided.frames import BEAT, header
 from poseidon.transport.onesided.link import Inbox, Link
 from poseidon.transport.onesided.turns import Turns
+from poseidon.transport.pacing import Alarm, Pace
 
 TICK_S = 0.001
 _IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
@@ -43,6 +44,7 @@ class Reactor:
         self._links: dict[int, Link] = {}
         self._turns = Turns()
         self._arming = threading.Lock()
+        self._alarm: Alarm | None = None
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Edges: every ring wakes one thread once, and nobody has to silence the bell.
@@ -66,6 +68,13 @@ class Reactor:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
+    def keep_to(self, pace: Pace, name: str) -> None:
+        """From now on, links to other hosts keep to a budget."""
+        self._alarm = Alarm(name)
+        for link in self._links.values():
+            if link.peer_file is None:
+                link.pace = pace
+
     def arm(self, link: Link) -> None:
         """A link has something to send, when it is its turn and there is room."""
         self._watch_room(self._turns.want(link))
@@ -77,7 +86,23 @@ class Reactor:
     def _rearm(self, link: Link) -> None:
         """Under a lock: what another thread has just decided must not be undone."""
         with self._arming, contextlib.suppress(OSError, ValueError):  # closed meanwhile
-            self._epoll.modify(link.fd, _IN_OUT if self._turns.is_active(link) else _IN)
+            wanted = _IN_OUT if self._turns.is_active(link) else _IN
+            self._epoll.modify(link.fd, wanted if link.pace is None else self._allowed(link, link.pace, wanted))
+
+    def _allowed(self, link: Link, pace: Pace, wanted: int) -> int:
+        """What of it the budget allows now; for the rest the link is looked at again in time."""
+        delays_s = {select.EPOLLIN: pace.receiving.delay(), select.EPOLLOUT: pace.sending.delay()}
+        late = {event: delay_s for event, delay_s in delays_s.items() if wanted & event and delay_s > 0}
+        if late and not link.is_resting and self._alarm is not None:
+            link.is_resting = True
+            self._alarm.after(min(late.values()), lambda: self._end_rest(link))
+        for event in late:
+            wanted &= ~event
+        return wanted
+
+    def _end_rest(self, link: Link) -> None:
+        link.is_resting = False
+        self._rearm(link)
 
     def ring(self) -> None:
         """Lets a thread inside `poll` look again at what it waits for."""
@@ -109,6 +134,8 @@ class Reactor:
             self._is_closing = True
             os.eventfd_write(self._bell, 1)
         self._back_to_work.set()
+        if self._alarm is not None:
+            self._alarm.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         with self._closing_lock:
