@@ -23,7 +23,7 @@ def observe_flags(flags: Flags) -> None:
     flags.flag("tensorboard", default="", metavar="FOLDER", help="write event files there, for TensorBoard")
     flags.flag("histograms", type=positive_number, default=0, metavar="N", help="of parameters and gradients, every N")
     flags.flag("metrics-port", type=whole_number, metavar="PORT", help="serve figures to Prometheus there (0: any)")
-    flags.flag("metrics-address", default="127.0.0.1", metavar="IP", help="at this address of rank 0's (127.0.0.1)")
+    flags.flag("metrics-address", default="", metavar="IP", help="at this address of rank 0's (its job's interface)")
     flags.flag("wandb", default="", metavar="PROJECT", help="tell Weights & Biases, if it is installed")
 
 

@@ -160,7 +160,8 @@ class ProgressDisplay:
 
     def show(self, lines: Iterable[str]) -> None:
         """Lines that somebody else has to say, above the live one."""
-        self._say("\n".join(lines))
+        for line in lines:
+            self._say(line)
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style)

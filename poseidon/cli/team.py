@@ -19,8 +19,17 @@ from poseidon.cli.observing import observe_options
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
-from poseidon.cli.training import Say, exit_code, net_options, resume_asked, say_nothing, solve
-from poseidon.cli.workers import ONE_SIDED, REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
+from poseidon.cli.training import Say, exit_code, log_lines, net_options, resume_asked, say_nothing, solve
+from poseidon.cli.workers import (
+    ONE_SIDED,
+    REPORT_S,
+    bandwidth_bps,
+    is_echo,
+    latency_s,
+    limit_bps,
+    plan_request,
+    threads_asked,
+)
 from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
@@ -77,6 +86,7 @@ def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
         secret=secret_of(os.environ),
         keep=found.keep,
         report_s=found.report_after or REPORT_S,
+        observe=observe_options(found, os.environ),
     )
 
 
@@ -88,7 +98,6 @@ def _face(
     place: Place,
     device: torch.device,
     requests: SignalRequests,
-        observe=observe_options(found, os.environ),
     codes: list[int],
 ) -> Iterator[Face]:
     farewell = partial(_farewell, found.program, place)
@@ -100,11 +109,12 @@ def _face(
     elif has_display(found):
         flags = f"--solver={found.solver}{f' --workers={place.size}' if place.launcher_pid else ''}"
         with ProgressDisplay(param, flags, device, requests) as display:
-            yield Face((display,), display.show, train, partial(farewell, stop_display=display.stop))
+            bye = partial(farewell, stop_display=display.stop)
+            yield Face((display,), display.show, train, bye, display.meet)
     else:
         with CommandLog().taking_warnings() as log:
             log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {found.gpu or 'all'}")
-            yield Face((log,), partial(_log_lines, log), partial(train, say=log.say), farewell)
+            yield Face((log,), partial(log_lines, log), partial(train, say=log.say), farewell)
 
 
 def _solve(codes: list[int], requests: SignalRequests, solver: Solver, snapshot: str, say: Say = say_nothing) -> None:
@@ -114,11 +124,6 @@ def _solve(codes: list[int], requests: SignalRequests, solver: Solver, snapshot:
 
 def _say_nothing(lines: Sequence[str]) -> None:
     """Rank 0 says it."""
-
-
-def _log_lines(log: CommandLog, lines: Sequence[str]) -> None:
-    for line in lines:
-        log.say("worker.py:1", line)
 
 
 def _farewell(

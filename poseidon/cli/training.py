@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import torch
 
@@ -51,13 +52,13 @@ def train(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> int:
         if has_display(found):
             with ProgressDisplay(param, f"--solver={found.solver}", device, requests) as display:
                 solver = _built(param, found, device, display)
-                with _observed(solver, found):
+                with _observed(solver, found, display.show):
                     solve(solver, snapshot, requests=requests)
             return exit_code(solver)
         with CommandLog().taking_warnings() as log:
             log.say("caffe.cpp:197", "Use CPU." if device.type == "cpu" else f"Using GPUs {device.index}")
             solver = _built(param, found, device, log)
-            with _observed(solver, found):
+            with _observed(solver, found, partial(log_lines, log)):
                 solve(solver, snapshot, requests=requests, say=log.say)
             return exit_code(solver)
 
@@ -80,10 +81,17 @@ def _built(
 
 
 @contextlib.contextmanager
-def _observed(solver: Solver, found: argparse.Namespace) -> Iterator[None]:
+def _observed(solver: Solver, found: argparse.Namespace, show: Callable[[Sequence[str]], None]) -> Iterator[None]:
     with Observation(solver, observe_options(found, os.environ), Seat()) as observation:
+        show(observation.lines)
         observation.join()
         yield
+
+
+def log_lines(log: CommandLog, lines: Sequence[str]) -> None:
+    """Lines of ours in Caffe's log."""
+    for line in lines:
+        log.say("worker.py:1", line)
 
 
 def net_options(found: argparse.Namespace, device: torch.device) -> NetOptions:

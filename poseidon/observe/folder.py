@@ -15,6 +15,7 @@ class RunFolder:
 
     def __init__(self, folder: str | Path, *, continues: bool) -> None:
         self._folder = Path(folder)
+        self.line = f"record    {folder}"
         is_there = (self._folder / FACTS_FILE).exists()
         if is_there and not continues:
             raise RecordError(

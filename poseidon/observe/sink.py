@@ -11,7 +11,9 @@ _log = logging.getLogger(__name__)
 
 
 class Sink(Protocol):
-    """Told by rank 0's compute thread, so nothing here may take long."""
+    """Told by rank 0's compute thread, so nothing here may take long. `line` says where people find it."""
+
+    line: str
 
     def begin(self, facts: Facts) -> None:
         """What is run."""
@@ -28,6 +30,7 @@ class Lasting:
 
     def __init__(self, sink: Sink) -> None:
         self._sink: Sink | None = sink
+        self.line = sink.line
 
     def begin(self, facts: Facts) -> None:
         self._try("begin", facts)

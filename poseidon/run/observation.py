@@ -65,6 +65,11 @@ class Observation:
     def _facts(self) -> Facts:
         return run_facts(self._solver, self._options, self._seat, self._started)
 
+    @property
+    def lines(self) -> list[str]:
+        """Where people find what is told; rank 0 says it."""
+        return [sink.line for sink in self._sinks]
+
     def heard_by(self, other: CommListener) -> CommListener:
         """A listener for the scheduler that tells both."""
         if self._tracing is None:

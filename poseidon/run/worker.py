@@ -30,14 +30,15 @@ from poseidon.run.cards import Card, nodes_of, threads_of
 from poseidon.run.distribute import DistributeOptions, distribute
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
 from poseidon.run.lookout import Lookout, Outlook
-from poseidon.run.planning import Links, Planned, Planning, plan_together
 from poseidon.run.observation import Observation
+from poseidon.run.planning import Links, Planned, Planning, plan_together
 from poseidon.run.rendezvous import Place
 from poseidon.run.resume import Resume, agree_on_snapshot
 from poseidon.run.roundtable import Roundtable
-from poseidon.run.watch import Watch, WatchedTeam
 from poseidon.run.seat import Seat, cluster_facts
 from poseidon.run.servers import serve_tables, workers_of
+from poseidon.run.view import JobView
+from poseidon.run.watch import Watch, WatchedTeam
 from poseidon.run.welcome import Crew, batch_lines, cluster_lines, links_line, plan_lines
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.background import BackgroundWriter
@@ -48,6 +49,9 @@ from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.interface import choose_interface
 from poseidon.transport.levels import Sharing, share_nodes
+from poseidon.transport.paced import PacedTransport
+from poseidon.transport.pacing import Pace
+from poseidon.transport.vitals import Vitals
 
 # A lost worker is noticed within 7 s; together with this the survivors end within 10.
 END_S = 2.5
@@ -67,10 +71,10 @@ class WorkerOptions:
     report_s    an exchange that takes longer is reported
     watch       keeps count of where this worker stands
     one_sided   what carries notified puts: "sockets" or "mpi"
+    observe     what is recorded of the run, and who is told
     """
 
     net: NetOptions
-    observe     what is recorded of the run, and who is told
     request: PlanRequest
     team: DistributeOptions
     links: Links
@@ -82,10 +86,10 @@ class WorkerOptions:
     report_s: float = 30.0
     watch: Watch = field(default_factory=Watch)
     one_sided: str = "sockets"
+    observe: ObserveOptions = field(default_factory=ObserveOptions)
 
 
 @dataclass(frozen=True, slots=True)
-    observe: ObserveOptions = field(default_factory=ObserveOptions)
 class Face:
     """A worker's side towards people.
 
@@ -93,12 +97,14 @@ class Face:
     show        shows lines; only rank 0's is called
     train       trains, once the solver is one of several: restores a snapshot (""; none), answers signals, solves
     farewell    says why the process ends, where no exception can reach the command line
+    meet        is given what can be seen of the job; only rank 0's is called
     """
 
     listeners: tuple[Listener, ...]
     show: Callable[[Sequence[str]], None]
     train: Callable[[Solver, str], None]
     farewell: Callable[[PoseidonError], None]
+    meet: Callable[[JobView], None] = lambda view: None
 
 
 def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: WorkerOptions, face: Face) -> None:
@@ -125,8 +131,10 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
         is_cpu = torch.device(options.net.device).type == "cpu"  # NCCL finds the ways inside of a host itself
         sharing = share_nodes(workers, nodes) if is_cpu else Sharing(workers)
         crew = Crew(cards, nodes, threads_of(cards, nodes), sharing.problem)
-        serving = transport if options.team.servers else None
-        _Worker(sharing.transport, table, crew, face, serving).train(param, options)
+        serving = _kept_to(transport, pace) if options.team.servers else None
+        # Who watches several hosts is on none of them.
+        options = replace(options, observe=options.observe.at(interface.address if len(set(nodes)) > 1 else ""))
+        _Worker(sharing.transport, table, crew, face, serving).train(param, options, transport.vitals)
         table.meet()  # nobody leaves while another may still fail
 
 
@@ -140,13 +148,18 @@ class _Worker:
         self._serving = serving
         torch.set_num_threads(self._crew.threads[table.rank])
 
-    def train(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> None:
+    def train(
+        self, param: caffe_pb2.SolverParameter, options: WorkerOptions, vitals: Callable[[], dict[int, Vitals]]
+    ) -> None:
         solver = self._build(param, options)
         resume = agree_on_snapshot(self._table, param.snapshot_prefix, options.resume)
         planning = Planning(options.request, options.links, resume, tuple(self._crew.nodes))
         planned = plan_together(solver, self._transport, self._table, planning)
         if self._table.rank == 0:
             self._face.show(self._welcome(solver, planned, resume))
+            cluster = planned.plan.cluster
+            bandwidth = None if cluster.num_nodes == 1 else cluster.bandwidth_bps / 8
+            self._face.meet(JobView(planned.plan, vitals, lambda: self._transport.bytes_sent, bandwidth))
         # Whether a snapshot's plan is used is decided already: this is it, or another one is wanted.
         team = replace(options.team, reuse_plan=False)
         options.watch.follow(planned.plan)
@@ -162,7 +175,10 @@ class _Worker:
         ):
             if self._table.rank == 0 and distribution.carriers:
                 self._face.show([f"puts      by {distribution.carriers}"])
+            if observation.lines:
+                self._face.show(observation.lines)
             solver.team = WatchedTeam(solver.team, options.watch)
+            observation.join(distribution.meter)
             try:
                 self._face.train(solver, resume)
             except PeerLost:
@@ -180,7 +196,6 @@ class _Worker:
         return solver
 
     def _solver(self, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> Solver:
-            observation.join(distribution.meter)
         if self._table.rank == 0 and param.snapshot_after_train:
             check_writable(param.snapshot_prefix)  # better now than when all the work is done
         listeners = (options.watch.hear_solver, *self._face.listeners)

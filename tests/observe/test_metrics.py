@@ -21,6 +21,8 @@ from poseidon.solver.team import Alone
 class Kept:
     """A sink that keeps what it is told; `problem` is raised instead."""
 
+    line = ""
+
     def __init__(self, problem=None):
         self.told, self._problem = [], problem
 
