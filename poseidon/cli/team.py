@@ -20,16 +20,7 @@ from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
 from poseidon.cli.training import Say, exit_code, log_lines, net_options, resume_asked, say_nothing, solve
-from poseidon.cli.workers import (
-    ONE_SIDED,
-    REPORT_S,
-    bandwidth_bps,
-    is_echo,
-    latency_s,
-    limit_bps,
-    plan_request,
-    threads_asked,
-)
+from poseidon.cli.workers import ONE_SIDED, REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
 from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE

@@ -49,8 +49,6 @@ from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.interface import choose_interface
 from poseidon.transport.levels import Sharing, share_nodes
-from poseidon.transport.paced import PacedTransport
-from poseidon.transport.pacing import Pace
 from poseidon.transport.vitals import Vitals
 
 # A lost worker is noticed within 7 s; together with this the survivors end within 10.
@@ -131,7 +129,7 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
         is_cpu = torch.device(options.net.device).type == "cpu"  # NCCL finds the ways inside of a host itself
         sharing = share_nodes(workers, nodes) if is_cpu else Sharing(workers)
         crew = Crew(cards, nodes, threads_of(cards, nodes), sharing.problem)
-        serving = _kept_to(transport, pace) if options.team.servers else None
+        serving = transport if options.team.servers else None
         # Who watches several hosts is on none of them.
         options = replace(options, observe=options.observe.at(interface.address if len(set(nodes)) > 1 else ""))
         _Worker(sharing.transport, table, crew, face, serving).train(param, options, transport.vitals)
