@@ -14,6 +14,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,7 @@ def compare(subject: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def main() -> int:
+def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subjects", default=",".join(SUBJECTS))
     parser.add_argument("--hosts", type=int, default=8)
@@ -82,7 +83,11 @@ def main() -> int:
     parser.add_argument("--forced", action="store_true", help="also every scheme by force")
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    options = options_of()
     results = []
     print(f"{'net':12}{'ours':>9}{'DDP':>9}{'fp16 DDP':>10}{'limit':>9}{'x DDP':>8}{'of limit':>10}{'predicted':>11}")
     for subject in options.subjects.split(","):

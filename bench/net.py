@@ -68,6 +68,7 @@ class Result:
     ours_ms: float
     torch_ms: float
     time_ratio: float
+    time_spread: tuple[float, float]
     time_limit: float
     ours_memory: Memory
     torch_memory: Memory
@@ -168,7 +169,7 @@ def measure(name: str, repeats: int) -> Result:
             if round_number >= 2:
                 times[label].append(time.perf_counter() - begin)
     mine, other = (statistics.median(times[label]) * 1e3 for label in ("ours", "torch"))
-    ratio = statistics.median(a / b for a, b in zip(times["ours"], times["torch"], strict=True))
+    ratios = [a / b for a, b in zip(times["ours"], times["torch"], strict=True)]
     del ours, theirs, run_ours, run_theirs, contenders
     gc.collect()
     return Result(
@@ -176,7 +177,8 @@ def measure(name: str, repeats: int) -> Result:
         batch=subject.batch,
         ours_ms=mine,
         torch_ms=other,
-        time_ratio=ratio,
+        time_ratio=statistics.median(ratios),
+        time_spread=(min(ratios), max(ratios)),
         time_limit=subject.time_limit,
         ours_memory=peak_memory("ours", name),
         torch_memory=peak_memory("torch", name),

@@ -19,6 +19,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ def compare(subject: str, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def main() -> int:
+def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--subjects", default=",".join(SUBJECTS))
     parser.add_argument("--contenders", default="", help="some only, separated by commas")
@@ -76,7 +77,11 @@ def main() -> int:
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--plans", action="store_true", help="show our plans")
     parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    return parser.parse_args(words)
+
+
+def main() -> int:
+    options = options_of()
     results = []
     print(f"{'model':14}" + "".join(f"{name:>14}" for name in CONTENDERS) + f"{'x lossless':>12}")
     for subject in options.subjects.split(","):

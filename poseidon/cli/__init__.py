@@ -61,6 +61,7 @@ POSEIDON = Program(
         "plan": ("plan", "show how training on a cluster would communicate, and how long it would take"),
         "report": ("report", "make one HTML page of what a run has recorded"),
         "trace": ("trace", "make one timeline of what all workers recorded, for Perfetto or chrome://tracing"),
+        "bench": ("bench", "run the benchmarks of the source tree, beside the last run"),
         "doctor": ("doctor", "look for what would keep a job from running on these hosts, and say what to do"),
         "status": ("status", "show what running jobs do"),
         "kill": ("kill", "end what jobs left running"),
@@ -75,6 +76,8 @@ CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)
 _SWITCHES = frozenset(
     (
         "debug",
+        "quick",
+        "norecord",
         "plain",
         "help",
         "h",

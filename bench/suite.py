@@ -1,0 +1,221 @@
+"""The suite: all benchmarks in one run, as ratios, beside the last run that was recorded.
+
+    poseidon bench [--quick] [--sections device,data] [--caffe PATH] [--against FILE] [--norecord]
+
+Each section runs in a process of its own (`bench/sections.py`); inside it contenders take turns. A run is recorded in
+bench/records/ as JSON. It is compared with the last one there of the same kind, quick or not, and of as many cores: a
+ratio that has become worse by more than 10 % is a fall, and ends the command with exit code 1. So does a section that
+fails. Sections that emulate hosts need root and are left out without it, which is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from bench.ratio import Ratio
+
+ROOT = Path(__file__).resolve().parent.parent
+RECORDS = Path(__file__).resolve().parent / "records"
+MOST_FALL = 0.10
+OTHERS = ("horovod", "byteps")  # contenders that are compared where they can be installed
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One run of the suite. `left_out`: sections that did not run, and why."""
+
+    when: str
+    machine: str
+    num_cores: int
+    torch: str
+    quick: bool
+    seconds: float
+    sections: dict[str, list[Ratio]]
+    left_out: dict[str, str]
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Record:
+        found = json.loads(text)
+        found["sections"] = {name: [Ratio(**entry) for entry in ratios] for name, ratios in found["sections"].items()}
+        return cls(**found)
+
+
+# -- comparing --------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Fall:
+    section: str
+    name: str
+    before: float
+    now: float
+    part: float
+
+    def __str__(self) -> str:
+        return f"{self.section}: {self.name} fell by {self.part:.0%}, from {self.before:.3f} to {self.now:.3f}"
+
+
+def falls(now: Record, before: Record, most: float = MOST_FALL) -> list[Fall]:
+    """Ratios of both runs that have become worse by more than `most`."""
+    found = []
+    for section, ratios in now.sections.items():
+        known = {ratio.name: ratio for ratio in before.sections.get(section, [])}
+        for ratio in ratios:
+            if ratio.name in known:
+                part = ratio.fall_from(known[ratio.name])
+                if part > most:
+                    found.append(Fall(section, ratio.name, known[ratio.name].value, ratio.value, part))
+    return found
+
+
+def last_record(folder: Path, *, quick: bool, num_cores: int) -> Record | None:
+    """The newest that can be compared."""
+    for path in sorted(folder.glob("*.json"), reverse=True):
+        record = Record.from_json(path.read_text())
+        if (record.quick, record.num_cores) == (quick, num_cores):
+            return record
+    return None
+
+
+# -- showing ----------------------------------------------------------------------------------------------------------
+def section_text(title: str, ratios: Sequence[Ratio], before: Mapping[str, Ratio]) -> str:
+    width = max([len(title), *(len(ratio.name) + 2 for ratio in ratios)])
+    lines = [f"{title:{width}}{'ratio':>9}{'from - to':>17}{'limit':>9}{'last':>9}"]
+    for ratio in ratios:
+        spread = f"{ratio.low:.3f} - {ratio.high:.3f}" if ratio.high > ratio.low else ""
+        limit = "" if ratio.limit is None else f"{'≥' if ratio.is_gain else '≤'} {ratio.limit:.2f}"
+        last = f"{before[ratio.name].value:.3f}" if ratio.name in before else ""
+        over = "" if ratio.holds else "   <-- over the limit"
+        lines.append(f"  {ratio.name:{width - 2}}{ratio.value:>9.3f}{spread:>17}{limit:>9}{last:>9}{over}")
+    return "\n".join(lines)
+
+
+# -- running ----------------------------------------------------------------------------------------------------------
+def run_section(name: str, options: argparse.Namespace) -> list[Ratio]:
+    """In a process of its own; raises RuntimeError with the end of what it said if it fails."""
+    with tempfile.TemporaryDirectory(prefix="bench-suite-") as folder:
+        out = Path(folder) / "ratios.json"
+        command = [sys.executable, "-m", "bench.suite", "--one", name, "--out", str(out)]
+        command += ["--quick"] if options.quick else []
+        command += ["--caffe", options.caffe] if options.caffe else []
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode or not out.exists():
+            raise RuntimeError((done.stderr or done.stdout).strip()[-1500:] or f"exit code {done.returncode}")
+        return [Ratio(**entry) for entry in json.loads(out.read_text())]
+
+
+def run_suite(options: argparse.Namespace, before: Record | None) -> Record:
+    from bench.sections import sections_with
+
+    known = sections_with(options.caffe)
+    begin = time.monotonic()
+    sections: dict[str, list[Ratio]] = {}
+    left_out: dict[str, str] = {}
+    for name in options.sections.split(",") if options.sections else known:
+        if known[name].needs_root and os.geteuid() != 0:
+            left_out[name] = "needs root: it emulates hosts by network namespaces"
+            continue
+        try:
+            sections[name] = run_section(name, options)
+        except RuntimeError as problem:
+            left_out[name] = f"failed: {problem}"
+            print(f"\n{name} failed:\n{problem}", flush=True)
+            continue
+        last = {} if before is None else {ratio.name: ratio for ratio in before.sections.get(name, [])}
+        took = f"{name}: {known[name].about} ({time.monotonic() - begin:.0f} s)"
+        print(f"\n{section_text(took, sections[name], last)}", flush=True)
+    import torch
+
+    return Record(
+        when=datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        machine=machine(),
+        num_cores=len(os.sched_getaffinity(0)),
+        torch=torch.__version__,
+        quick=options.quick,
+        seconds=round(time.monotonic() - begin, 1),
+        sections=sections,
+        left_out=left_out,
+    )
+
+
+def machine() -> str:
+    """The processor's name."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def conclude(record: Record, before: Record | None) -> int:
+    """Says what was left out, which limits do not hold and what fell; the exit code."""
+    print()
+    for name, why in record.left_out.items():
+        print(f"left out   {name}: {why.splitlines()[-1]}")
+    for name in OTHERS:
+        if importlib.util.find_spec(name) is None:
+            print(f"left out   {name}: not installed (docs/performance.md says why not here)")
+    over = [(s, ratio) for s, ratios in record.sections.items() for ratio in ratios if not ratio.holds]
+    for section, ratio in over:
+        print(f"limit      {section}: {ratio.name} is {ratio.value:.3f}, the limit {ratio.limit:.3f}")
+    found = [] if before is None else falls(record, before)
+    for fall in found:
+        print(f"fall       {fall}")
+    num = sum(map(len, record.sections.values()))
+    beside = "nothing recorded to compare with" if before is None else f"beside {before.when}: {len(found)} falls"
+    print(f"{num} ratios in {record.seconds:.0f} s, {len(over)} over their limits; {beside}")
+    has_failed = any(why.startswith("failed") for why in record.left_out.values())
+    return 1 if found or has_failed else 0
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="at most ten minutes on two cores")
+    parser.add_argument("--sections", default="", help="some only, separated by commas")
+    parser.add_argument("--caffe", help="BVLC Caffe's program, to be timed beside ours")
+    parser.add_argument("--against", type=Path, help="compare with this record, not with the last one")
+    parser.add_argument("--norecord", action="store_true", help="keep no record of this run")
+    parser.add_argument("--json", type=Path, help="also write the record here")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args(words)
+    from bench.sections import sections_with
+
+    known = sections_with(options.caffe)
+    if options.one:
+        ratios = known[options.one].measure(options.quick)
+        options.out.write_text(json.dumps([asdict(ratio) for ratio in ratios]))
+        return 0
+    unknown = [name for name in options.sections.split(",") if name and name not in known]
+    if unknown:
+        print(f"there is no section {unknown[0]!r}; sections: {', '.join(known)}", file=sys.stderr)
+        return 1
+    num_cores = len(os.sched_getaffinity(0))
+    before = (
+        Record.from_json(options.against.read_text())
+        if options.against
+        else last_record(RECORDS, quick=options.quick, num_cores=num_cores)
+    )
+    record = run_suite(options, before)
+    if not options.norecord:
+        RECORDS.mkdir(exist_ok=True)
+        kind = "quick" if options.quick else "full"
+        (RECORDS / f"{record.when.replace(':', '')}-{kind}.json").write_text(record.to_json())
+    if options.json:
+        options.json.write_text(record.to_json())
+    return conclude(record, before)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
