@@ -22,6 +22,9 @@ from poseidon.simulate.network import Costs, Finished
 from poseidon.simulate.waves import Collective, Shift, Wave
 
 Times = NDArray[np.float64]
+Sizes = NDArray[np.float64] | float
+Arrivals = tuple[NDArray[np.intp], NDArray[np.bool_]]
+"""By receiver, the sender of its message, and whether it has one."""
 
 
 class FlockRun:
@@ -124,7 +127,7 @@ class Flock:
         run.over_s = np.maximum(run.over_s, end_s if sends is None else np.where(sends, end_s, 0.0))
         sources, gets = self._arrivals(wave, run.collective.num_nodes)
         if self._machines.num_switches > 1:
-            end_s = self._between_switches(start_s, end_s, sizes, sources, gets, wave.width)
+            end_s = self._between_switches(start_s, end_s, sizes, (sources, gets))
         wire_in = wire_s[sources] if isinstance(wire_s, np.ndarray) else wire_s
         end_s = np.maximum(end_s[sources], self._in_free_s + wire_in)
         self.bytes_received += np.where(gets, sizes[sources] if isinstance(sizes, np.ndarray) else sizes, 0.0)
@@ -166,7 +169,7 @@ class Flock:
 
     # -- who sends to whom ------------------------------------------------------------------------------------------
     @staticmethod
-    def _sizes(wave: Wave) -> NDArray[np.float64] | float:
+    def _sizes(wave: Wave) -> Sizes:
         return np.array(wave.num_bytes) if isinstance(wave.num_bytes, tuple) else wave.num_bytes
 
     def _senders(self, wave: Wave, num_nodes: int) -> NDArray[np.bool_] | None:
@@ -175,8 +178,7 @@ class Flock:
             return None
         return np.array([wave.to(node, num_nodes) is not None for node in range(num_nodes)])
 
-    def _arrivals(self, wave: Wave, num_nodes: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """By receiver, the sender of its message, and whether it has one."""
+    def _arrivals(self, wave: Wave, num_nodes: int) -> Arrivals:
         key = (wave.hop, wave.num_bytes if isinstance(wave.num_bytes, tuple) else None)
         sources = self._sources.get(key)
         if sources is None:
@@ -188,32 +190,38 @@ class Flock:
             self._sources[key] = sources
         return sources, sources >= 0
 
-    def _between_switches(
-        self,
-        start_s: Times,
-        end_s: Times,
-        sizes: NDArray[np.float64] | float,
-        sources: NDArray[np.intp],
-        gets: NDArray[np.bool_],
-        width: int,
-    ) -> Times:
-        """When last bits have left the switches: messages of a wave that share an uplink go one after another."""
+    def _between_switches(self, start_s: Times, end_s: Times, sizes: Sizes, arrivals: Arrivals) -> Times:
+        """By sender, when the last bit of its message has left the switches."""
+        sources, gets = arrivals
+        crosses_in = gets & (self._switches[sources] != self._switches)
+        receivers = np.flatnonzero(crosses_in)
+        crosses_out = np.zeros_like(gets)
+        crosses_out[sources[receivers]] = True
         link_s = np.broadcast_to(sizes * (8 / self._machines.uplink_bps), start_s.shape)
-        end_s = end_s.copy()
-        receivers = np.flatnonzero(gets)
-        senders = sources[receivers]
-        crosses = self._switches[senders] != self._switches[receivers]
-        pairs = sorted(
-            zip(senders[crosses].tolist(), receivers[crosses].tolist(), strict=True), key=lambda pair: start_s[pair[0]]
-        )
-        for sender, receiver in pairs:
-            turn_s = float(start_s[sender])
-            for free_s, node in ((self._up_free_s, sender), (self._down_free_s, receiver)):
-                switch = self._switches[node]
-                turn_s = max(turn_s, free_s[switch])
-                free_s[switch] = turn_s + link_s[sender]
-                end_s[sender] = max(end_s[sender], turn_s + link_s[sender])
+        up_s = self._through(self._up_free_s, start_s, link_s, crosses_out)
+        down_s = self._through(self._down_free_s, (up_s - link_s)[sources], link_s[sources], crosses_in)
+        end_s = np.where(crosses_out, np.maximum(end_s, up_s), end_s)
+        end_s[sources[receivers]] = np.maximum(end_s[sources[receivers]], down_s[receivers])
         return end_s
+
+    def _through(self, free_s: Times, start_s: Times, link_s: Times, takes_part: NDArray[np.bool_]) -> Times:
+        """By node, when its message is through the link of its switch: f_i = max(s_i, f_(i−1)) + l_i, first come first
+        served, for all switches at once. `free_s`, by switch, is brought up to date."""
+        shape = (self._machines.num_switches, self._machines.nodes_per_switch)
+        starts = np.full(shape[0] * shape[1], np.inf)
+        starts[: len(start_s)] = np.where(takes_part, start_s, np.inf)
+        seconds = np.zeros_like(starts)
+        seconds[: len(start_s)] = np.where(takes_part, link_s, 0.0)
+        starts, seconds = starts.reshape(shape), seconds.reshape(shape)
+        order = np.argsort(starts, axis=1, kind="stable")
+        starts, seconds = np.take_along_axis(starts, order, 1), np.take_along_axis(seconds, order, 1)
+        carried_s = np.cumsum(seconds, axis=1)
+        turns = np.where(np.isinf(starts), -np.inf, np.maximum(starts, free_s[:, None]) - (carried_s - seconds))
+        through_s = carried_s + np.maximum.accumulate(turns, axis=1)
+        free_s[:] = np.maximum(free_s, through_s[:, -1])
+        found = np.empty_like(through_s)
+        np.put_along_axis(found, order, through_s, 1)
+        return found.reshape(-1)[: len(start_s)]
 
 
 def _latest_of(times_s: Times, width: int) -> Times:
@@ -221,6 +229,6 @@ def _latest_of(times_s: Times, width: int) -> Times:
     covered = 1
     while covered < width:
         step = min(covered, width - covered)
-        times_s = np.maximum(times_s, np.roll(times_s, step))
+        times_s = np.maximum(times_s, np.concatenate((times_s[-step:], times_s[:-step])))
         covered += step
     return times_s

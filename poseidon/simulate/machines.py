@@ -70,6 +70,11 @@ class Machines:
         same = len(set(cluster.node_workers)) == 1
         return same and not (has_shared_uplinks or self.jitter or any(s.factor != 1 for s in self.stragglers))
 
+    @property
+    def nodes_of_workers(self) -> tuple[int, ...]:
+        """By worker, its node: workers are numbered node by node."""
+        return tuple(node for node, number in enumerate(self.cluster.node_workers) for _ in range(number))
+
     def switch_of(self, node: int) -> int:
         return node // self.nodes_per_switch if self.nodes_per_switch else 0
 

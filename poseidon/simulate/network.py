@@ -19,6 +19,8 @@ With one lane, one node stands for all: what it sends, it gets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 from poseidon.simulate.agenda import Agenda
 from poseidon.simulate.machines import Machines
@@ -52,6 +54,17 @@ class Run:
         self.missing = [list(group[:num_lanes]) for group in collective.expected]
         self.left = [collective.num_messages(lane) for lane in range(num_lanes)]
         self.out_s = [0.0] * num_lanes  # when the last message so far has left
+
+
+@dataclass(slots=True)
+class Letter:
+    """A message between two interfaces. `end_s`: when its last bit has left what it has passed so far."""
+
+    run: Run
+    index: int
+    to: int
+    num_bytes: float
+    end_s: float
 
 
 class Network:
@@ -123,30 +136,39 @@ class Network:
         target = wave.to(node, run.collective.num_nodes)
         assert target is not None, "what is on the wire goes somewhere"
         to = target if self._num_lanes > 1 else 0
-        start_s = self._agenda.now_s
-        wire_s = num_bytes * self._second_per_byte
-        end_s = start_s + wire_s
-        run.out_s[node] = end_s
-        if self._has_uplinks:
-            end_s = self._between_switches(node, to, num_bytes, start_s)
-        end_s = max(end_s, self._in_free_s[to] + wire_s)
-        self._in_free_s[to] = end_s
+        now_s = self._agenda.now_s
+        run.out_s[node] = now_s + num_bytes * self._second_per_byte
         self.bytes_received[to] += num_bytes
-        self._agenda.at(end_s + run.costs.way_s * wave.width, self._arrive, run, index, to, num_bytes)
+        letter = Letter(run, index, to, num_bytes, run.out_s[node])
+        source, target_switch = self._machines.switch_of(node), self._machines.switch_of(to)
+        if self._has_uplinks and source != target_switch:
+            self._pass(self._up_free_s, source, partial(self._descend, target_switch), letter)
+        else:
+            self._enter(letter)
         self._settle(run, node)
 
-    def _between_switches(self, node: int, to: int, num_bytes: float, start_s: float) -> float:
-        """When the last bit has left the switches."""
-        end_s = start_s + num_bytes * self._second_per_byte
-        source, target = self._machines.switch_of(node), self._machines.switch_of(to)
-        if source == target:
-            return end_s
-        link_s = num_bytes * self._uplink_second_per_byte
-        for free_s, switch in ((self._up_free_s, source), (self._down_free_s, target)):
-            start_s = max(start_s, free_s[switch])
-            free_s[switch] = start_s + link_s
-            end_s = max(start_s + link_s, end_s)
-        return end_s
+    def _pass(self, free_s: list[float], switch: int, then: Callable[[Letter], None], letter: Letter) -> None:
+        """Takes a switch's link in one direction, and goes on when its first bits are through."""
+        now_s, link_s = self._agenda.now_s, letter.num_bytes * self._uplink_second_per_byte
+        start_s = max(now_s, free_s[switch])
+        free_s[switch] = start_s + link_s
+        letter.end_s = max(letter.end_s, start_s + link_s)
+        if start_s > now_s:
+            self._agenda.at(start_s, then, letter)
+        else:
+            then(letter)
+
+    def _descend(self, switch: int, letter: Letter) -> None:
+        self._pass(self._down_free_s, switch, self._enter, letter)
+
+    def _enter(self, letter: Letter) -> None:
+        """Through the receiver's interface; the last bit is in no sooner than it has left what was before."""
+        wire_s = letter.num_bytes * self._second_per_byte
+        to, run = letter.to, letter.run
+        end_s = max(letter.end_s, max(self._agenda.now_s, self._in_free_s[to]) + wire_s)
+        self._in_free_s[to] = end_s
+        way_s = run.costs.way_s * run.collective.waves[letter.index].width
+        self._agenda.at(end_s + way_s, self._arrive, run, letter.index, to, letter.num_bytes)
 
     def _arrive(self, run: Run, index: int, node: int, num_bytes: float) -> None:
         if run.is_joined[node]:

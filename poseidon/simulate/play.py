@@ -38,6 +38,7 @@ class Played:
 
     iteration_s, wait_s   by worker and iteration: how long it took, and how much of that forward stood still
     bytes_sent, bytes_received   by node, in all iterations together
+    nodes                 by worker, its node
     is_one_for_all        one worker stood for all; there is then one entry for all of them
     """
 
@@ -45,6 +46,7 @@ class Played:
     wait_s: tuple[tuple[float, ...], ...]
     bytes_sent: tuple[float, ...]
     bytes_received: tuple[float, ...]
+    nodes: tuple[int, ...]
     is_one_for_all: bool
 
     @property
@@ -160,6 +162,7 @@ class _Stage:
             tuple(tuple(worker.wait_s) for worker in self._workers),
             tuple(map(float, self._network.bytes_sent)),
             tuple(map(float, self._network.bytes_received)),
+            self._machines.nodes_of_workers,
             self._one_for_all,
         )
 
