@@ -35,6 +35,7 @@ from poseidon.plan.sweep import scheme_shares
 from poseidon.plan.sweep_table import schemes_text
 from poseidon.run.layer_times import estimated_times, scaled_times
 from poseidon.run.profile import profile_net
+from poseidon.simulate import Machines, play
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "papers"
 POINTS = FOLDER / "points.csv"
@@ -42,6 +43,7 @@ RATES_GBIT = (1, 2, 5, 10, 20, 40)
 NODES = (1, 2, 4, 8, 16, 32)
 MANY_NODES, FAST_GBIT = (64, 128, 256, 512, 1024), (10, 40)
 REBUILD_FLOPS = 6e12
+PLAYED_ITERATIONS = 9
 MB = 1_000_000
 # A third of the sizes the planner tries otherwise: there are some two thousand plans to make.
 LAYOUTS = PlanRequest(fuse_bytes=(MB / 4, MB, 4 * MB, 16 * MB), chunk_bytes=(MB, 4 * MB, 16 * MB, math.inf))
@@ -142,6 +144,12 @@ def on_poor_network(profile: NetProfile, cluster: Cluster) -> Forecast:
     return planned(profile, poor)
 
 
+def played(profile: NetProfile, cluster: Cluster, jitter: float = 0.0) -> Forecast:
+    """Our plan message by message, on workers whose compute varies by so much."""
+    _, plan = planned(profile, cluster)
+    return play(plan, profile, Machines(cluster, jitter=jitter), PLAYED_ITERATIONS).steady_s, plan
+
+
 SYSTEMS: dict[str, Callable[[NetProfile, Cluster], Forecast]] = {
     "server at the end": at_the_end,
     "wait-free": wait_free,
@@ -152,7 +160,13 @@ SYSTEMS: dict[str, Callable[[NetProfile, Cluster], Forecast]] = {
 }
 PARTS = ("latency", "wire", "rebuilding")
 POOR = "plan on a poor network"
-EXPLAINED = {**{f"plan without {part}": partial(without, part) for part in PARTS}, POOR: on_poor_network}
+PLAYED, JITTERY = "plan, played", "plan, played with 2 % jitter"
+EXPLAINED = {
+    **{f"plan without {part}": partial(without, part) for part in PARTS},
+    POOR: on_poor_network,
+    PLAYED: played,
+    JITTERY: partial(played, jitter=0.02),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import torch
 
 from bench import bytes as wire_bytes
 from bench import collectives, data, face, lab, local, net, parallel, solver
-from bench.ratio import Ratio, single
+from bench.ratio import Ratio, of_turns, single
 from poseidon.plan import PATTERNS
 
 Measure = Callable[[bool], list[Ratio]]
@@ -156,6 +156,47 @@ def any_module(quick: bool) -> list[Ratio]:
     return ratios
 
 
+STALE_LIMITS = {"throughput": (1.5, True), "balance": (1.8, True), "samples": (1.2, False), "managed": (0.9, False)}
+
+
+def unequal_machines(quick: bool) -> list[Ratio]:
+    from bench import staleness
+
+    asked = options(
+        rate="1gbit",
+        iterations=20 if quick else 60,
+        most=4000,
+        sample_s=0.02 / staleness.BATCH,
+        clocks=300,
+        seeds=5,
+        target=staleness.TARGET,
+        budget=0.25,
+    )
+    ratios = []
+    for part in ("throughput", "balance") if quick else staleness.PARTS:
+        limit, is_gain = STALE_LIMITS[part]
+        ratios.append(
+            single(f"{part} (bench/staleness.py)", staleness.PARTS[part](asked)["ratio"], limit, is_gain=is_gain)
+        )
+    return ratios
+
+
+RECOVERY_S = 10.0  # what recovery is divided by, to be a ratio like all others
+
+
+def lost_workers(quick: bool) -> list[Ratio]:
+    from bench import recovery
+
+    ratios = []
+    for fault in ("kill -9",) if quick else recovery.LENET_FAULTS:
+        turns = []
+        for seed in range(1 if quick else 3):
+            with tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as folder:
+                turns.append(recovery.disturb_lenet(fault, seed, Path(folder))["training"] / RECOVERY_S)
+        ratios.append(of_turns(f"LeNet on 4 hosts, {fault}: until it trains again / {RECOVERY_S:.0f} s", turns))
+    return ratios
+
+
 def caffe_binary(binary: str, quick: bool) -> list[Ratio]:
     from bench.caffe_binary import measure
 
@@ -172,6 +213,8 @@ SECTIONS = {
     "bytes": Section(bytes_on_wire, "bytes on the wire, beside the plan's", needs_root=True),
     "lab": Section(lab_training, "training on emulated hosts, beside DDP and the limit", needs_root=True),
     "parallel": Section(any_module, "any PyTorch module on emulated hosts, beside DDP", needs_root=True),
+    "staleness": Section(unequal_machines, "unequal machines: staleness and balance, beside neither", needs_root=True),
+    "recovery": Section(lost_workers, "a worker is lost: until the job trains again", needs_root=True),
 }
 
 
