@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from poseidon.errors import PoseidonError
 
 if TYPE_CHECKING:
+    from poseidon.comm.stale.table import Table
     from poseidon.net import Net
     from poseidon.parallel import Parallel, overlap, wait
+    from poseidon.run.tables import Tables
 
 __version__ = "0.1.0"
-__all__ = ["Net", "Parallel", "PoseidonError", "__version__", "overlap", "wait"]
+__all__ = ["Net", "Parallel", "PoseidonError", "Table", "Tables", "__version__", "overlap", "wait"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +26,8 @@ def __getattr__(name: str) -> Any:
         from poseidon import parallel
 
         return getattr(parallel, name)
+    if name in ("Table", "Tables"):
+        from poseidon.run import tables
+
+        return getattr(tables, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from poseidon import __version__
 from poseidon.cli.command import Command, Flags
 from poseidon.cli.plugins import load_asked
+from poseidon.cli.pmls import translate
 from poseidon.errors import PoseidonError, UsageError
 from poseidon.spec import nearest
 
@@ -71,6 +72,7 @@ POSEIDON = Program(
     },
 )
 CAFFE = Program("caffe", "Caffe's command, run by Poseidon.", CAFFE_VERBS)
+PMLS = Program("caffe_main", "PMLS-Caffe's command, run by Poseidon.", CAFFE_VERBS)
 
 # Flags that take no value, so that the word after them may be the verb.
 _SWITCHES = frozenset(
@@ -84,6 +86,8 @@ _SWITCHES = frozenset(
         "json",
         "measure",
         "sync-bn",
+        "svb",
+        "nosvb",
         "fold",
         "keep-losses",
         "fixed-batch",
@@ -102,6 +106,11 @@ def main(words: Sequence[str] | None = None) -> int:
 def caffe_main(words: Sequence[str] | None = None) -> int:
     """The `caffe` command: the same verbs, always with Caffe's log lines."""
     return run(CAFFE, sys.argv[1:] if words is None else words)
+
+
+def pmls_main(words: Sequence[str] | None = None) -> int:
+    """The `caffe_main` command: PMLS-Caffe's name of `caffe`."""
+    return run(PMLS, sys.argv[1:] if words is None else words)
 
 
 def run(program: Program, words: Sequence[str]) -> int:
@@ -141,6 +150,8 @@ def _dispatch(program: Program, words: list[str]) -> int:
 def parse(program: Program, words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     """The verb of a command line and the values of its flags."""
     verb, rest = (program.only, list(words)) if program.only else _verb_first(program, words)
+    if verb == "train":
+        rest = translate(rest, lambda line: print(f"{program.name}: note: {line}", file=sys.stderr))
     name, summary = program.modules[verb]
     command: Command = importlib.import_module(f"poseidon.cli.{name}").COMMAND
     flags = Flags(program.name if program.only else f"{program.name} {verb}", summary)

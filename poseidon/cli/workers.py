@@ -41,7 +41,8 @@ DTYPES = ("float32", "float64")
 REPORT_S = 30.0
 
 _RUN_CAFFE = "import sys; from poseidon.cli import caffe_main; sys.exit(caffe_main())"
-_PROGRAMS = {"poseidon": ("-m", "poseidon"), "caffe": ("-c", _RUN_CAFFE)}
+_RUN_PMLS = "import sys; from poseidon.cli import pmls_main; sys.exit(pmls_main())"
+_PROGRAMS = {"poseidon": ("-m", "poseidon"), "caffe": ("-c", _RUN_CAFFE), "caffe_main": ("-c", _RUN_PMLS)}
 
 
 def worker_flags(flags: Flags) -> None:
