@@ -11,6 +11,7 @@ Sharers of a parameter show the same memory, each in its own shape.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,24 +23,24 @@ if TYPE_CHECKING:
     from poseidon.net.layer import Layer
 
 
-class ArrayBlob:
+class ArrayBlob(ABC):
     """What all of them offer."""
 
     @property
-    def data(self) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def data(self) -> np.ndarray: ...
 
     @property
-    def diff(self) -> np.ndarray:
-        raise NotImplementedError
+    @abstractmethod
+    def diff(self) -> np.ndarray: ...
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        raise NotImplementedError
+    @abstractmethod
+    def shape(self) -> tuple[int, ...]: ...
 
+    @abstractmethod
     def reshape(self, *dims: int) -> None:
         """Another shape; values are kept as far as the memory goes."""
-        raise NotImplementedError
 
     @property
     def count(self) -> int:

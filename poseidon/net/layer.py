@@ -18,6 +18,7 @@ layer may overwrite it) and `views_bottom` (its tops are the bottom's memory in 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -75,7 +76,7 @@ class LayerContext:
     frozen: bool = False
 
 
-class Layer(nn.Module):
+class Layer(nn.Module, ABC):
     """Base of all layers; see the module's docstring for the contract."""
 
     bottoms: ClassVar[Count] = exactly(1)
@@ -118,9 +119,9 @@ class Layer(nn.Module):
     def setup(self, bottom_shapes: Sequence[Shape]) -> None:
         """Makes the parameters. Layers without parameters leave it out."""
 
+    @abstractmethod
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         """Checks the bottoms and returns the shape of every top."""
-        raise NotImplementedError(type(self).__name__)
 
     def initial_tops(self) -> Sequence[Tensor | None]:
         """What the tops hold before the first forward pass, where that is not zeros; nothing at all: zeros for all."""

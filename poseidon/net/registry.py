@@ -29,6 +29,12 @@ def register(type_name: str) -> Callable[[LayerClass], LayerClass]:
     def add(layer_class: LayerClass) -> LayerClass:
         if type_name in _LAYERS:
             raise ValueError(f"layer type {type_name!r} is registered twice ({_LAYERS[type_name].__module__})")
+        missing = sorted(getattr(layer_class, "__abstractmethods__", ()))
+        if missing:
+            raise ValueError(
+                f"layer type {type_name!r}: class {layer_class.__name__} does not write {', '.join(missing)}, which "
+                "every layer of its kind must (docs/plugins.md)"
+            )
         _LAYERS[type_name] = layer_class
         return layer_class
 

@@ -133,6 +133,12 @@ def test_offers_that_are_no_layers(folder, value, error, message):
             "from poseidon.net.registry import register\nregister('ReLU')(object)",
             "cannot be loaded: ValueError: layer type 'ReLU' is registered twice",
         ),
+        (
+            "bad.py",
+            "from poseidon.net.layer import Layer\nfrom poseidon.net.registry import register\n"
+            "@register('Half')\nclass Half(Layer):\n    def forward(self, x):\n        return x / 2",
+            "ValueError: layer type 'Half': class Half does not write reshape, which every layer of its kind must",
+        ),
     ],
 )
 def test_plug_ins_that_cannot_be_loaded(folder, name, text, message):

@@ -10,6 +10,7 @@ with the same W and b. Without spatial axes it is a matrix product along C.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -91,20 +92,20 @@ class ConvolutionBase(Layer):
         return y.reshape(*lead, *y.shape[1:])
 
     # -- to be written by each of the two ---------------------------------------------------------------------------
+    @abstractmethod
     def weight_channels(self, channels: int, num_output: int, group: int) -> Shape:
         """The first two axes of W."""
-        raise NotImplementedError(type(self).__name__)
 
+    @abstractmethod
     def weight_input_channels(self) -> int:
         """The bottom's channels, read off W."""
-        raise NotImplementedError(type(self).__name__)
 
-    def top_sizes(self, sizes: Shape) -> Shape:
-        raise NotImplementedError(type(self).__name__)
+    @abstractmethod
+    def top_sizes(self, sizes: Shape) -> Shape: ...
 
+    @abstractmethod
     def apply_window(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """N × C × spatial to N × num_output × spatial."""
-        raise NotImplementedError(type(self).__name__)
 
 
 @register("Convolution")

@@ -19,6 +19,7 @@ same batches.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -52,16 +53,16 @@ class PrefetchedLayer(Layer):
 
     # -- to be written by each layer --------------------------------------------------------------------------------
     @property
-    def batch_size(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def batch_size(self) -> int: ...
 
+    @abstractmethod
     def record_shape(self) -> Shape:
         """C × H × W of the first record."""
-        raise NotImplementedError
 
+    @abstractmethod
     def open_batches(self) -> MakeBatch:
         """Opens the source for `self.share`; returns what makes the batch that starts at a sample."""
-        raise NotImplementedError
 
     def close_source(self) -> None:
         """Closes what `record_shape` and `open_batches` have opened."""

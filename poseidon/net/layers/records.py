@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+from abc import abstractmethod
 from collections.abc import Callable
 
 from poseidon.data.batch import RecordBatches
@@ -31,11 +32,11 @@ class RecordLayer(PrefetchedLayer):
 
     # -- to be written by each layer --------------------------------------------------------------------------------
     @property
-    def options(self) -> caffe_pb2.DataParameter | caffe_pb2.ImageDataParameter:
-        raise NotImplementedError
+    @abstractmethod
+    def options(self) -> caffe_pb2.DataParameter | caffe_pb2.ImageDataParameter: ...
 
-    def open_source(self, path: str) -> RecordSource:
-        raise NotImplementedError
+    @abstractmethod
+    def open_source(self, path: str) -> RecordSource: ...
 
     @property
     def shuffles(self) -> bool:

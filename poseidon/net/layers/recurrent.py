@@ -18,6 +18,7 @@ first streams' states, one that grows starts from zero; the number of steps may 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -36,15 +37,15 @@ class Recurrent(Layer):
     num_gates: ClassVar[int]
 
     # -- to be written by each kind ---------------------------------------------------------------------------------
+    @abstractmethod
     def add_step_params(self) -> None:
         """Makes the blobs that the steps use, after those of the inputs."""
-        raise NotImplementedError(type(self).__name__)
 
+    @abstractmethod
     def run_steps(
         self, x: Tensor, static: Tensor | None, cont: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """From x (T × N × I), the static input (N × S) and the states (N × D): top 0, and the states after step T."""
-        raise NotImplementedError(type(self).__name__)
 
     # -- options ----------------------------------------------------------------------------------------------------
     @property
