@@ -20,12 +20,21 @@ from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
 from poseidon.cli.training import Say, exit_code, log_lines, net_options, resume_asked, say_nothing, solve
-from poseidon.cli.workers import ONE_SIDED, REPORT_S, bandwidth_bps, is_echo, latency_s, plan_request, threads_asked
+from poseidon.cli.workers import (
+    ONE_SIDED,
+    REPORT_S,
+    bandwidth_bps,
+    is_echo,
+    latency_s,
+    limit_bps,
+    plan_request,
+    threads_asked,
+)
 from poseidon.errors import PeerLost, PoseidonError
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
 from poseidon.run.launcher import accept_signals
-from poseidon.run.options import CONSISTENCIES
+from poseidon.run.options import CONSISTENCIES, ROW_ORDERS
 from poseidon.run.planning import Links
 from poseidon.run.rendezvous import Place, secret_of
 from poseidon.run.worker import Face, WorkerOptions, train_worker
@@ -68,8 +77,13 @@ def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
             staleness=found.staleness,
             consistency=found.consistency or CONSISTENCIES[0],
             servers=found.servers or 0,
+            row_order=found.row_order or ROW_ORDERS[0],
+            half_rows=found.half_rows,
+            limit_bps=limit_bps(found),
+            balance=found.balance,
+            stats=found.stats,
         ),
-        links=Links(bandwidth_bps(found), latency_s(found)),
+        links=Links(bandwidth_bps(found), latency_s(found), limit_bps(found)),
         threads=threads_asked(found, os.environ),
         interface=found.interface,
         one_sided=found.one_sided or ONE_SIDED[0],

@@ -32,13 +32,14 @@ from poseidon.plan import (
 )
 from poseidon.run.exits import MISTAKE, YIELDED
 from poseidon.run.launcher import LocalJob, launch
-from poseidon.run.options import CONSISTENCIES, DistributeOptions
+from poseidon.run.options import CONSISTENCIES, MANAGED, ROW_ORDERS, DistributeOptions, check_stats_path
 from poseidon.run.rendezvous import JOB, RESTART, SECRET, Place
 
 ONE_SIDED = ("sockets", "mpi")
 REDUCTIONS = ("average", "sum")
 DTYPES = ("float32", "float64")
 REPORT_S = 30.0
+MIN_LIMIT_BPS = 1e6
 
 _RUN_CAFFE = "import sys; from poseidon.cli import caffe_main; sys.exit(caffe_main())"
 _RUN_PMLS = "import sys; from poseidon.cli import pmls_main; sys.exit(pmls_main())"
@@ -65,11 +66,16 @@ def worker_flags(flags: Flags) -> None:
     )
     flags.flag("servers", type=natural_number, metavar="N", help="N processes more only serve parameters (0)")
     flags.flag("data-in-memory", action="store_true", help="records spread over the workers' memory, shuffled")
+    flags.flag("row-order", type=one_of(ROW_ORDERS), metavar="NAME", help=f"{'|'.join(ROW_ORDERS)} ({ROW_ORDERS[0]})")
+    flags.flag("half-rows", action="store_true", help="in managed mode, rows that leave early do so as float16")
+    flags.flag("balance", action="store_true", help="deal batches out by how fast each worker is")
+    flags.flag("stats", metavar="FILE", help="write what each worker does in each clock, to FILE.yaml or .jsonl")
     flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=f"dense gradients travel as {'|'.join(WIRES)} (fp32)")
     flags.flag("sync-bn", action="store_true", help="BatchNorm takes the statistics of all workers' batches")
     flags.flag("verify-replicas", type=positive_number, metavar="N", help="compare parameters every N iterations")
     flags.flag("interface", metavar="NAME", help="network interface (the one towards the first worker's host)")
     flags.flag("bandwidth", metavar="RATE", help="of a host's link, like 1gbit, instead of measuring it")
+    flags.flag("bandwidth-limit", metavar="RATE", help="that a worker may use in each direction, like 200mbit")
     flags.flag("latency", metavar="TIME", help="of a message, like 0.1ms, instead of measuring it")
     flags.flag(
         "report-after", type=positive_number, metavar="S", help=f"report an exchange that takes longer ({REPORT_S:g} s)"
@@ -86,11 +92,16 @@ _NEED_SEVERAL = (
     "consistency",
     "servers",
     "data_in_memory",
+    "row_order",
+    "half_rows",
+    "balance",
+    "stats",
     "wire",
     "sync_bn",
     "verify_replicas",
     "interface",
     "bandwidth",
+    "bandwidth_limit",
     "latency",
     "report_after",
     "max_restarts",
@@ -112,6 +123,9 @@ def check_values(found: argparse.Namespace) -> None:
     plan_request(found)
     bandwidth_bps(found)
     latency_s(found)
+    limit_bps(found)
+    if found.stats is not None:
+        check_stats_path(found.stats)
 
 
 def plan_request(found: argparse.Namespace) -> PlanRequest:
@@ -122,24 +136,34 @@ def plan_request(found: argparse.Namespace) -> PlanRequest:
         scheme=None if found.scheme in (None, AUTO) else parse_scheme(found.scheme),
         overrides=parse_overrides(found.schemes) if found.schemes else (),
         pattern=found.pattern or PATTERNS[0],
-        among=tuple(Scheme) if found.staleness is None else STALE_SCHEMES,
+        among=tuple(Scheme) if found.staleness is None else stale_schemes(found),
     )
+
+
+def stale_schemes(found: argparse.Namespace) -> tuple[Scheme, ...]:
+    """What a worker's own rule has made of a gradient in managed mode is not a product of factors any more."""
+    return (Scheme.SERVER,) if found.consistency == MANAGED else tuple(STALE_SCHEMES)
 
 
 def check_stale_flags(found: argparse.Namespace) -> None:
     """Refuses what has no meaning under staleness, or without."""
     if found.staleness is None:
-        for name in ("consistency", "servers"):
+        for name in ("consistency", "servers", "row_order", "half_rows"):
             if getattr(found, name):
-                raise UsageError(f"--{name} is for training under staleness; give --staleness too (0: exact)")
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is for training under staleness; give --staleness too (0: exact)"
+                )
         return
     DistributeOptions(  # raises
         staleness=found.staleness,
         consistency=found.consistency or CONSISTENCIES[0],
         servers=found.servers or 0,
         sync_bn=found.sync_bn,
+        balance=found.balance,
+        row_order=found.row_order or ROW_ORDERS[0],
+        half_rows=found.half_rows,
     )
-    schemes = tuple(scheme.value for scheme in STALE_SCHEMES)
+    schemes = tuple(scheme.value for scheme in stale_schemes(found))
     if found.scheme not in (None, AUTO, *schemes):
         raise UsageError(
             f"under --staleness parameters have servers: --scheme is one of {', '.join(schemes)}, got {found.scheme}"
@@ -153,6 +177,19 @@ def check_stale_flags(found: argparse.Namespace) -> None:
 def bandwidth_bps(found: argparse.Namespace) -> float | None:
     """Payload of the link the flags name, if they do."""
     return parse_bandwidth(found.bandwidth) * PAYLOAD_SHARE if found.bandwidth else None
+
+
+def limit_bps(found: argparse.Namespace) -> float | None:
+    """What a worker may use of its link in each direction, headers included."""
+    limit = parse_bandwidth(found.bandwidth_limit) if found.bandwidth_limit else None
+    if limit is not None and limit < MIN_LIMIT_BPS:
+        raise UsageError(
+            f"--bandwidth-limit must be at least {MIN_LIMIT_BPS / 1e6:g}mbit, got {found.bandwidth_limit}: signs of "
+            "life must get through"
+        )
+    if limit is not None and found.one_sided == "mpi":
+        raise UsageError("--bandwidth-limit: what MPI sends cannot be limited from here; leave --one-sided=mpi out")
+    return limit
 
 
 def latency_s(found: argparse.Namespace) -> float | None:

@@ -34,6 +34,7 @@ from poseidon.run.ended import EndedUpdates
 from poseidon.run.facts import SAME_FILES, Fact, check_facts, replica_facts, start_facts, version_facts
 from poseidon.run.kept_data import KeptData
 from poseidon.run.layer_times import LayerTime
+from poseidon.run.managed_updates import ManagedUpdates, managed_outgoing
 from poseidon.run.meter import Counters, Meter
 from poseidon.run.net_outputs import NetOutputs
 from poseidon.run.options import DistributeOptions
@@ -96,7 +97,7 @@ class Distribution:
         self._share_work()
         self._agreement = Agreement(self._table, options.agree_s, lag=1 + (options.staleness or 0))
         self._states = WorkerStates(solver, self._table)
-        self.updates: DistributedUpdates | StaleUpdates | None = None
+        self.updates: DistributedUpdates | StaleUpdates | ManagedUpdates | None = None
         self.meter = Meter(self._counters)
         self._use(plan)
         self._parts = Parts(solver, self._table, plan) if options.balance and transport.size > 1 else None
@@ -185,7 +186,7 @@ class Distribution:
             self.updates = self.solver.updates = self._updates(plan)
         self._replicas = ReplicaCheck(self.solver.net, plan, self._table, with_statistics=self.options.sync_bn)
 
-    def _updates(self, plan: CommPlan) -> DistributedUpdates | StaleUpdates:
+    def _updates(self, plan: CommPlan) -> DistributedUpdates | StaleUpdates | ManagedUpdates:
         options = self.options
         if options.staleness is None:
             return DistributedUpdates(
@@ -193,6 +194,17 @@ class Distribution:
             )
         staleness = Staleness(options.staleness, Mode(options.consistency), options.servers)
         check_stale(self.solver, plan)
+        if staleness.mode is Mode.MANAGED:
+            hub = open_hub(self._serving or self.transport, staleness, managed_outgoing(options, self.solver.seed))
+            return ManagedUpdates(
+                self.solver,
+                plan,
+                hub,
+                staleness.clocks,
+                self._table.mean,
+                averages=options.averages,
+                listener=self._hear_comm,
+            )
         hub = open_hub(self._serving or self.transport, staleness)
         return StaleUpdates(self.solver, plan, hub, staleness, averages=options.averages, listener=self._hear_comm)
 
@@ -203,7 +215,7 @@ class Distribution:
 
     @property
     def _exchanges(self) -> list[Exchange]:
-        return [] if self.updates is None else self.updates.exchanges
+        return [] if self.updates is None else list(self.updates.exchanges)
 
     # -- while training ---------------------------------------------------------------------------------------------
     def level(self) -> None:
@@ -240,7 +252,7 @@ class Distribution:
         if plan is not None and plan != self.plan and _fits(self.solver, plan, self._table.size):
             self._use(plan)
         if self.updates is not None:
-            if isinstance(self.updates, StaleUpdates):
+            if isinstance(self.updates, (StaleUpdates, ManagedUpdates)):
                 self.updates.begin_anew()
                 self._table.meet()  # no update before all servers have begun anew
             self.updates.restore_wire_state(brought.read_owed() if brought.plan == self.plan else {})
@@ -248,7 +260,7 @@ class Distribution:
     def _counters(self) -> Counters:
         waited_s = self._table.waited_s + (0.0 if self.updates is None else self.updates.waited_s)
         sent, received, staleness = self.transport.bytes_sent, self.transport.bytes_received, 0
-        if isinstance(self.updates, StaleUpdates):
+        if isinstance(self.updates, (StaleUpdates, ManagedUpdates)):
             sent += self.updates.hub.mailbox.bytes_sent
             received += self.updates.hub.mailbox.bytes_received
             staleness = self.updates.scheduler.staleness_seen

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from poseidon.errors import UsageError
 
-CONSISTENCIES = ("ssp-push", "ssp", "ssp-managed")  # the first one unless another is asked for
+MANAGED = "ssp-managed"
+CONSISTENCIES = ("ssp-push", "ssp", MANAGED)  # the first one unless another is asked for
+ROW_ORDERS = ("importance", "random", "fifo", "fixed")  # likewise
 JSON_LINES, YAML = (".jsonl", ".json"), (".yaml", ".yml")
 
 
@@ -34,6 +36,9 @@ class DistributeOptions:
                       plan says, and exact
     consistency       under staleness: how values come to workers (comm/stale/protocol.py)
     servers           under staleness: how many processes besides the workers only serve; 0: every worker serves
+    row_order         in managed mode: which rows leave first (comm/stale/managed.py)
+    half_rows         in managed mode: rows that leave early do so as float16; what that loses goes later
+    limit_bps         what a worker may send, in bits per second; None: what the network carries
     agree_s           how soon a request to stop or to snapshot is acted upon, in seconds; 0: after every iteration
     """
 
@@ -48,6 +53,9 @@ class DistributeOptions:
     staleness: int | None = None
     consistency: str = CONSISTENCIES[0]
     servers: int = 0
+    row_order: str = ROW_ORDERS[0]
+    half_rows: bool = False
+    limit_bps: float | None = None
     agree_s: float = 1.0
 
     def __post_init__(self) -> None:
@@ -69,6 +77,11 @@ class DistributeOptions:
     def _check_staleness(self) -> None:
         if self.consistency not in CONSISTENCIES:
             raise UsageError(f"--consistency is one of {', '.join(CONSISTENCIES)}, got {self.consistency!r}")
+        if self.row_order not in ROW_ORDERS:
+            raise UsageError(f"--row-order is one of {', '.join(ROW_ORDERS)}, got {self.row_order!r}")
+        is_managed = self.staleness is not None and self.consistency == MANAGED
+        if not is_managed and (self.row_order != ROW_ORDERS[0] or self.half_rows):
+            raise UsageError(f"--row-order and --half-rows are for rows that leave early: give --consistency {MANAGED}")
         if self.staleness is None:
             if self.servers:
                 raise UsageError("--servers are for training with --staleness; give --staleness 0 to be exact")

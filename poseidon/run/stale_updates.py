@@ -23,9 +23,10 @@ from poseidon.comm.part import Member, members_of
 from poseidon.comm.stale.hub import Hub, HubOptions
 from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.message import Kind, Message, as_bytes
-from poseidon.comm.stale.outgoing import ORDINARY
+from poseidon.comm.stale.outgoing import ORDINARY, MessageScheduler
 from poseidon.comm.stale.protocol import Mode
 from poseidon.comm.stale.scheduler import StaleScheduler
+from poseidon.comm.stale.shard import Addition, Update
 from poseidon.comm.stale.table import Serving, open_table
 from poseidon.comm.stale.units import FlatTable, SliceTable, TableDense, TableFactors, UnitTable, cuts_outputs
 from poseidon.comm.wiring import factor_layout
@@ -259,6 +260,11 @@ def check_stale(solver: Solver, plan: CommPlan) -> None:
             raise UsageError(f"tables hold float32 or float64, but {entry.layer}/{entry.index} is {entry.value.dtype}")
 
 
-def open_hub(transport: Transport, staleness: Staleness) -> Hub:
+def open_hub(transport: Transport, staleness: Staleness, outgoing: MessageScheduler | None = None) -> Hub:
     """This process's hub, worker or server; all processes call it together."""
-    return Hub(transport, HubOptions(num_servers=staleness.num_servers, make_update=RuleUpdate))
+    return Hub(transport, HubOptions(staleness.num_servers, outgoing, make_update=_made_update))
+
+
+def _made_update(spec: TableSpec, text: str) -> Update:
+    """In managed mode servers only add, and are told nothing of a rule."""
+    return RuleUpdate(spec, text) if text else Addition()

@@ -29,6 +29,7 @@ from poseidon.run.attempt import attempt
 from poseidon.run.cards import Card, nodes_of, threads_of
 from poseidon.run.distribute import DistributeOptions, distribute
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
+from poseidon.run.facts import Fact, check_facts
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.observation import Observation
 from poseidon.run.planning import Links, Planned, Planning, plan_together
@@ -49,6 +50,8 @@ from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.interface import choose_interface
 from poseidon.transport.levels import Sharing, share_nodes
+from poseidon.transport.paced import PacedTransport
+from poseidon.transport.pacing import Pace
 from poseidon.transport.vitals import Vitals
 
 # A lost worker is noticed within 7 s; together with this the survivors end within 10.
@@ -119,21 +122,39 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
     transport = connect(place.rank, place.size, master, joining)
     with _ended_by_all(transport, face), _lookout(transport, param, options, face):
         workers = workers_of(transport, options.team.servers)
+        pace = None if options.links.limit_bps is None else Pace(options.links.limit_bps)
         if workers is None:
-            serve_tables(transport, options.team.servers)
+            serve_tables(_kept_to(transport, pace), options.team.servers)
             return
         table = Roundtable(workers)
+        _check_limit(table, options)
+        wire = _kept_to(workers, pace)
+        table = table if wire is workers else Roundtable(wire)
         card = Card(transport.peers[place.rank].host, place.local_size, _cores(), options.threads, str(interface))
         cards = [Card.from_json(text) for text in table.gather_texts(card.to_json())]
         nodes = nodes_of(cards)
         is_cpu = torch.device(options.net.device).type == "cpu"  # NCCL finds the ways inside of a host itself
-        sharing = share_nodes(workers, nodes) if is_cpu else Sharing(workers)
+        sharing = share_nodes(wire, nodes) if is_cpu else Sharing(wire)
         crew = Crew(cards, nodes, threads_of(cards, nodes), sharing.problem)
-        serving = transport if options.team.servers else None
+        serving = _kept_to(transport, pace) if options.team.servers else None
         # Who watches several hosts is on none of them.
         options = replace(options, observe=options.observe.at(interface.address if len(set(nodes)) > 1 else ""))
         _Worker(sharing.transport, table, crew, face, serving).train(param, options, transport.vitals)
         table.meet()  # nobody leaves while another may still fail
+
+
+def _kept_to(transport: Transport, pace: Pace | None) -> Transport:
+    """The transport, kept to a limit if there is one."""
+    return transport if pace is None or transport.size == 1 else PacedTransport(transport, pace)
+
+
+def _check_limit(table: Roundtable, options: WorkerOptions) -> None:
+    """All workers must have the same limit: it decides how messages are cut."""
+    limit_bps = options.links.limit_bps
+    told = "none" if limit_bps is None else f"{limit_bps:g} bits/s"
+    check_facts([Fact("bandwidth limit", told, "start all workers with the same --bandwidth-limit")], table)
+    if limit_bps is not None and torch.device(options.net.device).type != "cpu":
+        raise UsageError("--bandwidth-limit: what NCCL sends from GPUs cannot be limited from here; leave it out")
 
 
 class _Worker:

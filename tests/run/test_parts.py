@@ -76,6 +76,16 @@ def test_databases_crops_dropout_and_ignored_labels(pictures, scheme, text, loss
     assert_close(together[0], alone(solver_param(picture_net(pictures, 3 * BATCH, loss=loss), text)))
 
 
+@pytest.mark.parametrize("scheme", [Scheme.SERVER, Scheme.FACTOR_SERVER], ids=str)
+@pytest.mark.parametrize("consistency", ["ssp-push", "ssp", "ssp-managed"])
+def test_tables_with_staleness_0(pictures, scheme, consistency):
+    loss = "loss_param { ignore_label: 4 normalization: VALID }"
+    options = DistributeOptions(agree_s=0, balance=True, staleness=0, consistency=consistency)
+    together = train_dealt(solver_param(picture_net(pictures, BATCH, loss=loss)), options=options, scheme=scheme)
+    assert_alike(together)
+    assert_close(together[0], alone(solver_param(picture_net(pictures, 3 * BATCH, loss=loss))))
+
+
 def test_shuffled_rows_with_files_that_end_inside_of_batches(listing):
     together = train_dealt(solver_param(net_text(listing, batch=BATCH, shuffle=True, dropout=0.4)))
     assert_alike(together)

@@ -20,7 +20,7 @@ Every worker of the job creates the same tables in the same order; one thread of
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -38,6 +38,7 @@ from poseidon.comm.stale.shard import Addition, Shard, Update
 from poseidon.errors import UsageError
 
 Rows: TypeAlias = Sequence[int] | Tensor | np.ndarray
+MakeShard: TypeAlias = Callable[[TableSpec, int, Update], Shard]
 
 
 class Table:
@@ -205,17 +206,20 @@ class Serving:
     values: Tensor | None
 
 
-def open_table(hub: Hub, spec: TableSpec, cache: Cache, serving: Serving) -> None:
-    """Makes a table known on a worker, and to the ranks that serve it."""
+def open_table(
+    hub: Hub, spec: TableSpec, cache: Cache, serving: Serving, make_shard: MakeShard = Shard
+) -> Shard | None:
+    """Makes a table known on a worker, and to the ranks that serve it; returns what this one serves of it."""
     shard = None
     if spec.parts_of(hub.rank):
-        shard = Shard(spec, hub.rank, serving.update)
+        shard = make_shard(spec, hub.rank, serving.update)
         if serving.values is not None:
             for part in spec.parts_of(hub.rank):
                 shard.seed(part, 0, _of_span(serving.values, spec, part), 0)
     hub.add(spec, cache, shard)
     if hub.rank == 0:
         hub.post(_announcement(hub, spec, serving))
+    return shard
 
 
 def _announcement(hub: Hub, spec: TableSpec, serving: Serving) -> Iterator[tuple[int, Message]]:

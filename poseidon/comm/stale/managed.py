@@ -1,0 +1,225 @@
+"""Managed: a message scheduler that keeps to a budget and spends what is spare of it on what matters most.
+
+Letters that must go (a clock's rest, answers, values that somebody waits for) go first, as `InOrder` sends them. When
+none waits and the budget allows, something goes that need not go yet, in turns:
+
+    early deltas    rows of this worker's updates that wait for the clock, the most important first (`RowOrder`)
+    pending values  the newest values of a part, to a worker that has older ones
+
+Both are made at the moment they leave: a row that waited through several clocks takes the sum of its deltas along in
+one piece, and values that were overtaken by newer ones never travel. Letters are short (LETTER_BYTES), so what becomes
+urgent meanwhile waits for one of them at most.
+
+    importance    |Δ| / |w| of the row, largest first        fifo     the row that has waited longest
+    random        any, drawn from a seed                     fixed    by number, round and round
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from poseidon.comm.stale.outgoing import DeltaSource, InOrder, Letter, Waiting
+from poseidon.transport.pacing import BURST_S, MIN_PIECE_BYTES, WIRE_SHARE, TokenBucket
+
+LETTER_BYTES = 32 << 10
+CHOSEN = 8
+TINY = 1e-12  # a row of zeros may still learn
+
+
+class RowOrder(enum.Enum):
+    """Which rows leave first. The value is how people write it."""
+
+    IMPORTANCE = "importance"
+    RANDOM = "random"
+    FIFO = "fifo"
+    FIXED = "fixed"
+
+
+class Allowance(Protocol):
+    """How much may be sent."""
+
+    def delay_s(self, now_s: float) -> float | None:
+        """Seconds until something may be sent; 0: now. None: time alone does not help."""
+
+    def spend(self, num_bytes: int, now_s: float) -> None: ...
+
+
+class Unlimited:
+    def delay_s(self, now_s: float) -> float | None:
+        return 0.0
+
+    def spend(self, num_bytes: int, now_s: float) -> None:
+        """As much as you like."""
+
+
+class PerSecond:
+    """So many bits per second, headers of the network included."""
+
+    def __init__(self, limit_bps: float) -> None:
+        rate = limit_bps / 8
+        self._bucket: TokenBucket | None = None
+        self._rate, self._burst = rate, max(rate * BURST_S, MIN_PIECE_BYTES)
+
+    def delay_s(self, now_s: float) -> float | None:
+        return self._at(now_s).delay(now_s)
+
+    def spend(self, num_bytes: int, now_s: float) -> None:
+        self._at(now_s).spend(num_bytes / WIRE_SHARE, now_s)
+
+    def _at(self, now_s: float) -> TokenBucket:
+        if self._bucket is None:
+            self._bucket = TokenBucket(self._rate, self._burst, now_s)
+        return self._bucket
+
+
+class PerClock:
+    """So many bytes per clock of this worker, for experiments that shall not depend on how fast anything is. What must
+    go goes all the same, and is paid back from later clocks."""
+
+    def __init__(self, num_bytes: float) -> None:
+        self._per_clock = num_bytes
+        self._left = num_bytes
+
+    def tick(self) -> None:
+        self._left = min(self._left + self._per_clock, self._per_clock)
+
+    def delay_s(self, now_s: float) -> float | None:
+        return 0.0 if self._left > 0 else None
+
+    def spend(self, num_bytes: int, now_s: float) -> None:
+        self._left -= num_bytes
+
+
+class ValueSource(Protocol):
+    """A server's part of a table whose values may leave when there is room for them."""
+
+    def num_pending(self) -> int: ...
+
+    def letters_to(self, ready: Collection[int]) -> list[Letter]:
+        """The newest values for one of these workers that has older ones; none: nobody has."""
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedOptions:
+    """`half`: early rows travel as float16; what that loses goes later. `seed` is for the order RANDOM."""
+
+    order: RowOrder = RowOrder.IMPORTANCE
+    half: bool = False
+    seed: int = 0
+
+
+class Managed:
+    """A MessageScheduler (`outgoing.py`); see the module's docstring."""
+
+    def __init__(self, allowance: Allowance, options: ManagedOptions | None = None) -> None:
+        self.allowance = allowance
+        self._options = options or ManagedOptions()
+        self._must = InOrder()
+        self._sources: deque[DeltaSource] = deque()
+        self._values: deque[ValueSource] = deque()
+        self._random = np.random.RandomState(self._options.seed)
+        self._next_row: dict[int, int] = {}  # of the order FIXED, by table
+        self._values_turn = False
+        self._chosen: deque[tuple[DeltaSource, np.ndarray]] = deque()  # rows that leave next, a letter of them each
+        self.num_early = 0  # rows that have left ahead of their clock
+
+    # -- the protocol -----------------------------------------------------------------------------------------------
+    def put(self, letter: Letter) -> None:
+        self._must.put(letter)
+
+    def take(self, ready: Collection[int], now_s: float) -> Letter | None:
+        if not isinstance(self.allowance, PerClock) and self.allowance.delay_s(now_s) != 0:
+            return None
+        letter = self._must.take(ready, now_s)
+        if letter is not None or self._must.num_waiting or self.allowance.delay_s(now_s) != 0:
+            return letter
+        for _ in range(2):
+            self._values_turn = not self._values_turn
+            letters = self._pending(ready) if self._values_turn else self._early(ready)
+            if letters:
+                for more in letters:
+                    self._must.put(more)
+                return self._must.take(ready, now_s)
+        return None
+
+    def due_s(self, now_s: float) -> float | None:
+        delay_s = self.allowance.delay_s(now_s)
+        if not delay_s:  # now, or not by itself: something else has to happen first
+            return None
+        has_more = self._must.num_waiting or any(source.num_waiting() for source in self._sources)
+        return delay_s if has_more or any(source.num_pending() for source in self._values) else None
+
+    def sent(self, letter: Letter, now_s: float) -> None:
+        self.allowance.spend(letter.num_bytes, now_s)
+
+    def register(self, source: DeltaSource) -> None:
+        self._sources.append(source)
+
+    def register_values(self, source: ValueSource) -> None:
+        self._values.append(source)
+
+    @property
+    def num_waiting(self) -> int:
+        return self._must.num_waiting
+
+    # -- what need not go yet ---------------------------------------------------------------------------------------
+    def _pending(self, ready: Collection[int]) -> list[Letter]:
+        for _ in range(len(self._values)):
+            source = self._values[0]
+            self._values.rotate(-1)
+            letters = source.letters_to(ready)
+            if letters:
+                return letters
+        return []
+
+    def _early(self, ready: Collection[int]) -> list[Letter]:
+        """Some rows of a table, as many as one letter holds. To look at everything that waits costs a pass over it: the
+        next CHOSEN letters are chosen at once."""
+        if not self._chosen:
+            self._choose(ready)
+        while self._chosen:
+            source, rows = self._chosen.popleft()
+            letters = source.letters(rows, half=self._options.half)
+            if letters:
+                self.num_early += len(rows)
+                self._next_row[source.table] = int(rows[-1]) + 1
+                return letters
+        return []
+
+    def _choose(self, ready: Collection[int]) -> None:
+        found: list[tuple[float, DeltaSource, np.ndarray]] = []
+        for source in self._sources:
+            if source.num_waiting() == 0:
+                continue
+            waiting = source.waiting()
+            chosen = np.flatnonzero(np.isin(waiting.owners, list(ready)) & (waiting.magnitudes > 0))
+            if len(chosen) == 0:
+                continue
+            scores = self._scores(source.table, waiting)[chosen]
+            count = max(1, LETTER_BYTES // waiting.row_bytes)
+            ordered = np.argsort(-scores, kind="stable")[: count * CHOSEN]
+            for first in range(0, len(ordered), count):
+                letter = ordered[first : first + count]
+                found.append((float(scores[letter].mean()), source, waiting.rows[chosen[letter]]))
+        found.sort(key=lambda entry: -entry[0])
+        self._chosen.extend((source, rows) for _, source, rows in found[:CHOSEN])
+
+    def _scores(self, table: int, waiting: Waiting) -> np.ndarray:
+        """Of every row that waits: the highest goes first."""
+        order, scores = self._options.order, np.empty(len(waiting.rows))
+        if order is RowOrder.IMPORTANCE:
+            scores[:] = waiting.magnitudes / (waiting.weights + TINY)
+        elif order is RowOrder.RANDOM:
+            scores[:] = self._random.random_sample(len(scores))
+        elif order is RowOrder.FIFO:
+            scores[:] = -waiting.since
+        else:
+            behind = waiting.rows < self._next_row.get(table, 0)  # those come in the next round
+            scores[:] = -(waiting.rows + behind * (1 + waiting.rows.max()))
+        return scores

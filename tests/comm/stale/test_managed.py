@@ -1,0 +1,304 @@
+"""Managed communication: what leaves when, played on the scheduler by itself; and whole jobs, whose ledgers add up and
+whose trajectory with staleness 0 is one worker's."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from poseidon.comm.events import UnitRead
+from poseidon.comm.stale.hub import Hub, HubOptions
+from poseidon.comm.stale.managed import (
+    Managed,
+    ManagedOptions,
+    PerClock,
+    PerSecond,
+    RowOrder,
+    Unlimited,
+)
+from poseidon.comm.stale.outgoing import Letter, Waiting
+from poseidon.comm.stale.row_units import RowTable
+from poseidon.plan import Scheme
+from poseidon.run.managed_updates import ManagedUpdates
+from poseidon.run.options import ROW_ORDERS
+from poseidon.run.roundtable import Roundtable
+from poseidon.transport.inproc import run_workers
+from tests.comm.nets import CASES, MLP, Case
+from tests.comm.training import Fed, one_worker, plain_request, plan_of, solver_of, values_of
+
+DENSE = [case for case in CASES if case.name != "clipped"]
+
+
+# -- the scheduler by itself ------------------------------------------------------------------------------------------
+class Rows:
+    """A table of rows that wait, all for rank 1."""
+
+    def __init__(self, table, magnitudes, weights, since, row_bytes=16 << 10):
+        self.table, self.row_bytes = table, row_bytes
+        self.state = {row: (m, w, s) for row, (m, w, s) in enumerate(zip(magnitudes, weights, since, strict=True))}
+        self.halves = []
+
+    def num_waiting(self):
+        return len(self.state)
+
+    def waiting(self):
+        rows = np.array(sorted(self.state))
+        columns = [np.array([self.state[row][k] for row in rows]) for k in range(3)]
+        return Waiting(rows, np.ones(len(rows), dtype=np.int64), *columns, self.row_bytes)
+
+    def letters(self, rows, *, half=False):
+        self.halves.append(half)
+        found = [row for row in rows if row in self.state]
+        for row in found:
+            del self.state[row]
+        return [letter(f"{self.table}:{row}", size=self.row_bytes) for row in found]
+
+
+def letter(name, to=1, priority=100, size=100):
+    data = torch.zeros(size, dtype=torch.uint8)
+    data[: len(name)] = torch.tensor(list(name.encode()), dtype=torch.uint8)
+    return Letter(to, data, priority)
+
+
+def name_of(found):
+    return bytes(found.data.tolist()).rstrip(b"\0").decode()
+
+
+def played(scheduler, ready=(1,), now_s=0.0, most=100):
+    """What leaves at one moment."""
+    names = []
+    while len(names) < most and (found := scheduler.take(ready, now_s)) is not None:
+        scheduler.sent(found, now_s)
+        names.append(name_of(found))
+    return names
+
+
+def numbers(names):
+    return [int(name.partition(":")[2]) for name in names]
+
+
+def managed(order, **options):
+    return Managed(options.pop("allowance", Unlimited()), ManagedOptions(order, **options))
+
+
+MAGNITUDES, WEIGHTS, SINCE = [3.0, 8.0, 1.0, 4.0, 2.0], [1.0, 10.0, 0.1, 1.0, 4.0], [5, 1, 4, 2, 3]
+
+
+def test_the_most_important_rows_leave_first():
+    """|Δ| / |w| = 3, 0.8, 10, 4, 0.5."""
+    scheduler = managed(RowOrder.IMPORTANCE)
+    scheduler.register(Rows(0, MAGNITUDES, WEIGHTS, SINCE, row_bytes=32 << 10))
+    assert numbers(played(scheduler)) == [2, 3, 0, 1, 4]
+
+
+def test_importance_is_compared_between_tables():
+    scheduler = managed(RowOrder.IMPORTANCE)
+    scheduler.register(Rows(0, [1.0, 5.0], [1.0, 1.0], [0, 0], row_bytes=32 << 10))
+    scheduler.register(Rows(1, [3.0, 9.0], [1.0, 1.0], [0, 0], row_bytes=32 << 10))
+    assert played(scheduler) == ["1:1", "0:1", "1:0", "0:0"]
+
+
+def test_other_orders():
+    def order_of(order, **options):
+        scheduler = managed(order, **options)
+        scheduler.register(Rows(0, MAGNITUDES, WEIGHTS, SINCE, row_bytes=32 << 10))
+        return numbers(played(scheduler))
+
+    assert order_of(RowOrder.FIFO) == [1, 3, 4, 2, 0]
+    assert order_of(RowOrder.FIXED) == [0, 1, 2, 3, 4]
+    drawn = {tuple(order_of(RowOrder.RANDOM, seed=seed)) for seed in range(20)}
+    assert len(drawn) > 10
+    assert all(sorted(found) == [0, 1, 2, 3, 4] for found in drawn)
+
+
+def test_the_fixed_order_goes_round_and_round():
+    allowance = PerClock(2 * (32 << 10))
+    scheduler = managed(RowOrder.FIXED, allowance=allowance)
+    source = Rows(0, [1.0] * 5, [1.0] * 5, [0] * 5, row_bytes=32 << 10)
+    scheduler.register(source)
+    found = []
+    for _ in range(4):
+        found.append(numbers(played(scheduler)))
+        source.state = dict.fromkeys(range(5), (1.0, 1.0, 0))
+        scheduler._chosen.clear()
+        allowance.tick()
+    assert found == [[0, 1], [2, 3], [4, 0], [1, 2]]
+
+
+def test_what_must_go_goes_first_and_by_priority():
+    scheduler = managed(RowOrder.IMPORTANCE)
+    scheduler.register(Rows(0, [1.0], [1.0], [0]))
+    scheduler.put(letter("late", priority=200))
+    scheduler.put(letter("soon", priority=50))
+    assert played(scheduler) == ["soon", "late", "0:0"]
+
+
+def test_rows_for_full_mailboxes_wait():
+    scheduler = managed(RowOrder.IMPORTANCE)
+    scheduler.register(Rows(0, [1.0], [1.0], [0]))
+    assert played(scheduler, ready=(2, 3)) == []
+    assert played(scheduler, ready=(1,)) == ["0:0"]
+
+
+def test_a_budget_per_second_holds_everything_up():
+    scheduler = managed(RowOrder.FIFO, allowance=PerSecond(8e6))  # 1 MB/s
+    rows = 200
+    scheduler.register(Rows(0, [1.0] * rows, [1.0] * rows, range(rows), row_bytes=32 << 10))
+    sent, now_s = 0, 0.0
+    while now_s < 2.0:
+        sent += len(played(scheduler, now_s=now_s))
+        wait_s = scheduler.due_s(now_s)
+        assert wait_s is not None
+        assert wait_s > 0
+        now_s += wait_s
+    assert sent * (32 << 10) / (1448 / 1514) == pytest.approx(2e6, rel=0.05)
+
+
+def test_a_budget_per_clock_is_for_early_rows_only():
+    """What must go goes, and is paid back."""
+    allowance = PerClock(100 << 10)
+    scheduler = managed(RowOrder.FIFO, allowance=allowance)
+    scheduler.register(Rows(0, [1.0] * 20, [1.0] * 20, range(20), row_bytes=32 << 10))
+    assert len(played(scheduler)) == 4  # a letter may overdraw
+    for _ in range(10):
+        scheduler.put(letter("must", size=32 << 10))
+    assert played(scheduler) == ["must"] * 10
+    for _ in range(3):
+        allowance.tick()
+        assert played(scheduler) == []
+    allowance.tick()
+    assert len(played(scheduler)) > 0
+
+
+def test_half_rows_are_asked_for():
+    scheduler = managed(RowOrder.IMPORTANCE, half=True)
+    source = Rows(0, [1.0], [1.0], [0])
+    scheduler.register(source)
+    played(scheduler)
+    assert source.halves == [True]
+
+
+def test_orders_have_the_names_that_options_know():
+    assert [order.value for order in RowOrder] == list(ROW_ORDERS)
+
+
+# -- whole jobs -------------------------------------------------------------------------------------------------------
+def train(case: Case, kind, size, steps, *, staleness=0, outgoing=None, act=None):
+    """The parameters of every worker, and what `act` returns of (updates, solver) before everything is drained."""
+    plan = plan_of(case, size, plain_request(scheme=Scheme.SERVER))
+
+    def work(transport):
+        solver = solver_of(case, kind, case.batch)
+        solver.net.draws.first, solver.net.draws.stride = transport.rank, transport.size
+        solver.run = Fed(solver.net, lambda clock: case.share_of(clock, transport.rank, transport.size))
+        table = Roundtable(transport)
+        for layer in solver.net.layers.values():
+            if hasattr(layer, "count_over_workers"):
+                layer.count_over_workers(transport.size, table.sum)
+        hub = Hub(transport, HubOptions(outgoing=(outgoing or (lambda: managed(RowOrder.IMPORTANCE)))()))
+        updates = ManagedUpdates(solver, plan, hub, staleness, table.mean)
+        solver.updates = updates
+        solver.step(steps)
+        found = None if act is None else act(updates, solver, table)
+        updates.drain()
+        values = values_of(solver)
+        updates.close()
+        return values, found
+
+    return run_workers(size, work, timeout_s=60)
+
+
+@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
+@pytest.mark.parametrize("kind", ["SGD", "Nesterov"])
+def test_with_staleness_0_a_linear_rule_gives_one_workers_trajectory(case, kind):
+    """Momentum at the workers, and the sum of their steps: for SGD and Nesterov that is the step of the whole batch."""
+    by_rank = train(case, kind, 3, 20)
+    for values, _ in by_rank:
+        for mine, expected in zip(values, one_worker(case, kind, 3), strict=True):
+            torch.testing.assert_close(mine, expected, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize("order", list(RowOrder), ids=lambda order: order.value)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_everything_produced_is_applied_exactly_once(order, half, staleness, monkeypatch):
+    """Start + Σ over workers and clocks of what was added = the values at the end, on every worker, whatever left
+    early, narrowed, or late, with a tight budget."""
+    produced = []
+    add = RowTable.add
+
+    def noted(self, delta):
+        produced.append((self.spec.name, delta.clone()))
+        add(self, delta)
+
+    monkeypatch.setattr(RowTable, "add", noted)
+    monkeypatch.setattr("poseidon.comm.stale.managed.LETTER_BYTES", 64)
+    draws = random.Random(staleness)
+    by_rank = train(
+        MLP,
+        "SGD",
+        3,
+        12,
+        staleness=staleness,
+        outgoing=lambda: managed(order, half=half, allowance=PerClock(300), seed=draws.randrange(100)),
+    )
+    start = dict(zip(names_of(MLP), values_of(solver_of(MLP, "SGD", MLP.batch)), strict=True))
+    total = {name: value.clone() for name, value in start.items()}
+    for name, delta in produced:
+        total[name] += delta
+    assert len(produced) == 3 * 12 * len(start)
+    for values, _ in by_rank:
+        for name, value in zip(start, values, strict=True):
+            torch.testing.assert_close(value, total[name], rtol=1e-9, atol=1e-12)
+
+
+def names_of(case):
+    solver = solver_of(case, "SGD", case.batch)
+    return [f"{entry.layer}/{entry.index}" for entry in solver.net.learnable]
+
+
+def test_early_rows_leave_before_their_clock_is_due():
+    def act(updates, solver, table):
+        return updates.hub.outgoing.num_early
+
+    by_rank = train(MLP, "SGD", 3, 12, staleness=3, act=act)
+    assert all(early > 0 for _, early in by_rank)
+
+
+def test_nobody_reads_values_that_are_too_old():
+    """Every read: the version is at least clock − s."""
+    reads = []
+    plan = plan_of(MLP, 3, plain_request(scheme=Scheme.SERVER))
+
+    def work(transport):
+        solver = solver_of(MLP, "SGD", MLP.batch)
+        solver.run = Fed(solver.net, lambda clock: MLP.share_of(clock, transport.rank, transport.size))
+        hub = Hub(transport, HubOptions(outgoing=managed(RowOrder.IMPORTANCE, allowance=PerClock(200))))
+        updates = ManagedUpdates(
+            solver, plan, hub, 2, Roundtable(transport).mean, listener=lambda event: reads.append(event)
+        )
+        solver.updates = updates
+        solver.step(15)
+        updates.drain()
+        updates.close()
+
+    run_workers(3, work, timeout_s=60)
+    seen = [event.clock - event.version for event in reads if isinstance(event, UnitRead)]
+    assert len(seen) >= 3 * 15 * 2
+    assert max(seen) <= 2
+    assert max(seen) > 0
+
+
+def test_histories_in_a_snapshot_are_the_mean_over_workers():
+    def act(updates, solver, table):
+        own = [history.clone() for slot in solver.slots for history in slot.history]
+        return own, updates.histories()
+
+    found = [told for _, told in train(MLP, "SGD", 3, 5, act=act)]
+    means = [torch.stack(own).mean(0) for own in zip(*(own for own, _ in found), strict=True)]
+    assert [len(histories) for _, histories in found] == [len(means), 0, 0]
+    for mean, history in zip(means, found[0][1], strict=True):
+        torch.testing.assert_close(history, mean)
