@@ -1,17 +1,18 @@
 """Recovery: what happens to a job of lab hosts when something breaks, how it ends, and how long until it trains again.
 
-    sudo python -m bench.recovery run --log FILE [--faults "kill -9,SIGSTOP"] [--seeds 0-4] [--seconds 200]
+    sudo python -m bench.recovery run --log FILE [--faults "kill -9,SIGSTOP"] [--seconds 200]
     sudo python -m bench.recovery lenet --log FILE [--faults …] [--runs 3]
     sudo python -m bench.recovery survivors [--runs 3]
     python -m bench.recovery table --log FILE
 
-`run` plays the faults of `tests/faults/scenes.py`, 20 of each over all schemes and 2 to 4 hosts, as far as the log does
-not have them yet, until the time is over: it can be called again until nothing is left. Each run is compared with an
-undisturbed one as `tests/faults/runs.py` says; those stay in the folder FILE.references. A line of the log is one run,
-as JSON; what a job has said whose run failed is in FILE.failed. `lenet` does the same to `models/lenet` on four hosts,
-for the time only. `survivors` loses one of four workers that nobody stays with, and shows when each of the others has
-ended. `table` shows a log as a table in Markdown: how many runs ended as they must, and the seconds from the harm to
-being noticed, to the end of the last worker, to a plan that all have, and to the first iteration.
+`run` plays the faults of `tests/faults/scenes.py`, 20 of each over all schemes and 2 to 4 hosts, several in a run, as
+far as the log does not have them yet, until the time is over: it can be called again until nothing is left. Each run is
+compared with an undisturbed one as `tests/faults/runs.py` says; those stay in the folder FILE.references. A line of the
+log is one fault, as JSON; what a job has said whose run failed is in FILE.failed. `lenet` does the same to
+`models/lenet` on four hosts, for the time only. `survivors` loses one of four workers that nobody stays with, and shows
+when each of the others has ended. `table` shows a log as a table in Markdown: how many runs ended as they must, and the
+seconds from the harm to being noticed, to the end of the last worker, to all workers having met again, and to the first
+iteration after that.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.plan import PATTERNS
-from tests.faults.runs import MAX_RESTARTS, NUM_SEEDS, PHASES, Case, Outcome, References, disturb, phases
+from tests.faults.runs import MAX_RESTARTS, PHASES, Outcome, References, cases, disturb, phases
 from tests.faults.scenes import FAULTS, Scene
 from tests.faults.ssh_lab import ROOT, SshLab
 from tests.faults.survivors import PER_HOST, lose_one
@@ -45,13 +46,12 @@ LENET_SNAPSHOT = 20
 def run(options: argparse.Namespace) -> int:
     """Runs what is missing; 1 if one of these runs failed."""
     ends_s = time.monotonic() + options.seconds
-    done = {(entry["fault"], entry["seed"]) for entry in read_log(options.log)}
-    first, _, last = options.seeds.partition("-")
-    wanted = [Case(fault, seed) for seed in range(int(first), int(last or first) + 1) for fault in options.faults]
+    done = {(entry["fault"], entry["run"]) for entry in read_log(options.log)}
+    wanted = sorted((case for fault in options.faults for case in cases(fault)), key=lambda case: case.number)
     references = References(Path(f"{options.log}.references"))
     num_failed = 0
     for case in wanted:
-        if (case.fault, case.seed) in done:
+        if (case.fault, case.number) in done:
             continue
         if time.monotonic() > ends_s:
             return 1 if num_failed else 0
@@ -64,13 +64,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def note(log: Path, outcome: Outcome) -> None:
-    case = outcome.case
-    entry: dict[str, Any] = {"fault": case.fault, "scheme": case.scheme, "seed": case.seed, "hosts": case.hosts}
-    problem = outcome.problem.partition("\n")[0]
-    entry |= {"problem": problem, "seconds": {name: round(s, 2) for name, s in outcome.seconds.items()}}
+    """A line for each time that harm was done."""
+    case, problem = outcome.case, outcome.problem.partition("\n")[0]
+    facts = {"fault": case.fault, "run": case.number, "scheme": case.scheme, "hosts": case.hosts, "problem": problem}
+    rounded = [{name: round(at_s, 2) for name, at_s in seconds.items()} for seconds in outcome.seconds]
     with log.open("a") as file:
-        file.write(json.dumps(entry) + "\n")
-    print(f"{case}: {problem or 'as undisturbed'} {entry['seconds']}", flush=True)
+        file.writelines(json.dumps({**facts, "seconds": seconds}) + "\n" for seconds in rounded or [{}])
+    print(f"{case}: {problem or 'as undisturbed'} {rounded}", flush=True)
     if problem:
         with Path(f"{log}.failed").open("a") as file:
             file.write(f"{case}: {problem}\n{outcome.text}\n\n")
@@ -86,7 +86,7 @@ def lenet(options: argparse.Namespace) -> int:
         for seed in range(options.runs):
             with tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as folder:
                 seconds = disturb_lenet(fault, seed, Path(folder))
-            entry = {"fault": f"{LENET}{fault}", "seed": seed, "hosts": LENET_HOSTS, "problem": "", "seconds": seconds}
+            entry = {"fault": f"{LENET}{fault}", "run": seed, "hosts": LENET_HOSTS, "problem": "", "seconds": seconds}
             with options.log.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
             print(f"LeNet, {fault}: {seconds}", flush=True)
@@ -97,15 +97,14 @@ def disturb_lenet(fault: str, seed: int, folder: Path) -> dict[str, float]:
     """Seconds by phase. The job is ended once it trains again."""
     write_lenet(folder)
     with SshLab(folder, LENET_HOSTS) as lab:
-        least = LENET_HOSTS - FAULTS[fault].loses_hosts
+        least = LENET_HOSTS - FAULTS[fault].loses_hosts  # bool: one
         running = lab.train(f"--max-restarts={MAX_RESTARTS}", f"--min-workers={least}")
         scene = Scene(lab, running, folder, random.Random(f"{fault} {seed}"))
         running.wait_for("Snapshotting solver state", f"iter_{2 * LENET_SNAPSHOT}.")
         FAULTS[fault].act(scene)
         restart = running.wait_for("restart 1 of")
         running.wait_for("rank 0: ", "Iteration ", "loss = ", after=restart)
-        assert scene.struck_s is not None
-        return {name: round(at_s, 2) for name, at_s in phases(running, scene.struck_s).items()}
+        return {name: round(at_s, 2) for name, at_s in phases(scene)[0].items()}
 
 
 def write_lenet(folder: Path) -> None:
@@ -153,12 +152,13 @@ def table(entries: Sequence[dict[str, Any]]) -> list[str]:
     by_fault: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         by_fault.setdefault(entry["fault"], []).append(entry)
-    heads = ("fault", "runs", "as undisturbed", *(f"{name} after" for name in PHASES))
+    heads = ("fault", "jobs", "faults", "as undisturbed", *(f"{name} after" for name in PHASES))
     rows = [heads, ("---",) * len(heads)]
     for fault, runs in by_fault.items():
         good = sum(not entry["problem"] for entry in runs)
+        num_jobs = len({entry["run"] for entry in runs})
         times = [_span([e["seconds"][name] for e in runs if name in e["seconds"]]) for name in PHASES]
-        rows.append((fault, str(len(runs)), "" if fault.startswith(LENET) else str(good), *times))
+        rows.append((fault, str(num_jobs), str(len(runs)), "" if fault.startswith(LENET) else str(good), *times))
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
@@ -171,7 +171,6 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("action", choices=("run", "lenet", "survivors", "table"))
     parser.add_argument("--log", type=Path, default=Path("recovery.jsonl"), help="recovery.jsonl")
     parser.add_argument("--faults", help="a comma list; all")
-    parser.add_argument("--seeds", default=f"0-{NUM_SEEDS - 1}", help="a span, like 0-4")
     parser.add_argument("--seconds", type=float, default=1e9, help="no run begins after so long")
     parser.add_argument("--runs", type=int, default=3, help="of LeNet and survivors, for each fault")
     options = parser.parse_args(words)
@@ -183,6 +182,8 @@ def main(words: Sequence[str]) -> int:
     if options.action == "table":
         print("\n".join(table(read_log(options.log))))
         return 0
+    # A terminated bench still takes its labs away: SystemExit passes through every `finally`.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     return {"run": run, "lenet": lenet, "survivors": survivors}[options.action](options)
 
 

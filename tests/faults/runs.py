@@ -1,4 +1,4 @@
-"""Runs: a job is disturbed, and compared with one that was not.
+"""Runs: a job is disturbed some times, and compared with one that was not.
 
 The oracle is the undisturbed run: its last snapshot, weights and histories, bit for bit. Disturbed runs begin with its
 first snapshot, because that brings its plan: how sums are taken decides their last bits. Where a fault takes a host
@@ -19,44 +19,51 @@ import numpy as np
 from poseidon.spec import caffe_pb2
 from tests.faults.case import MAX_ITER, blobs, copy_base, files_of, history, write_case
 from tests.faults.scenes import FAULTS, SCHEMES, Fault, Scene
-from tests.faults.ssh_lab import ROOT, Running, SshLab
+from tests.faults.ssh_lab import ROOT, SshLab
 
-NUM_SEEDS = 20
-MAX_RESTARTS = 3
+NUM_FAULTS = 20  # of each kind
+MAX_RESTARTS = 9
 # What the launcher says, in the order it says it, when a job starts again.
 PHASES = {
     "noticed": ("error: ",),
-    "taken down": ("restart 1 of",),
-    "joined and planned": ("cluster   ", "worker"),
+    "taken down": ("restart ", " of "),
+    "joined": ("Initializing solver from parameters",),
     "training": ("Iteration ", "loss = "),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """One run. The number decides the scheme, the number of hosts, and the dice."""
+
     fault: str
-    seed: int
-    num_hosts: int = 0  # 0: as the seed says
+    number: int
+    num_hosts: int = 0
 
     @property
     def scheme(self) -> str:
-        return SCHEMES[(self.seed + list(FAULTS).index(self.fault)) % len(SCHEMES)]
+        return SCHEMES[(self.number + list(FAULTS).index(self.fault)) % len(SCHEMES)]
 
     @property
     def hosts(self) -> int:
-        return self.num_hosts or (4, 2, 3, 2, 2)[(self.seed + self.seed // len(SCHEMES)) % 5]
+        return self.num_hosts or FAULTS[self.fault].num_hosts or (2, 3, 2, 4, 2)[self.number % 5]
 
     def __str__(self) -> str:
-        return f"{self.fault}, {self.scheme}, {self.hosts} hosts, seed {self.seed}"
+        return f"{self.fault}, {self.scheme}, {self.hosts} hosts, run {self.number}"
+
+
+def cases(fault: str) -> list[Case]:
+    """As many runs as it takes for `NUM_FAULTS` faults."""
+    return [Case(fault, number) for number in range(-(-NUM_FAULTS // FAULTS[fault].times))]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`problem` is empty if all is as it must be; `seconds` after the harm was done, by phase."""
+    """`problem` is empty if all is as it must be; `seconds` after each time harm was done, by phase."""
 
     case: Case
     problem: str
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: list[dict[str, float]] = field(default_factory=list)
     text: str = ""
 
 
@@ -94,56 +101,57 @@ class References:
         (folder / "done").touch()
 
 
-def disturb(case: Case, references: References, folder: Path) -> Outcome:
-    """One run. `folder` is empty."""
+def disturb(case: Case, references: References, folder: Path, times: int | None = None) -> Outcome:
+    """One run, disturbed as often as its fault says, or `times` times. `folder` is empty."""
     expected = references.whole(case.scheme, case.hosts)
-    fault, chance = FAULTS[case.fault], random.Random(f"{case.fault} {case.seed}")
+    fault, chance = FAULTS[case.fault], random.Random(str(case))
     write_case(folder)
     copy_base(expected, folder)
     with SshLab(folder, case.hosts, mounts=fault.prepare(folder, chance)) as lab:
-        least = case.hosts - fault.loses_hosts
         words = ("--snapshot=auto", f"--max-restarts={MAX_RESTARTS}", f"--scheme={case.scheme}")
         site = {"PYTHONPATH": f"{folder}/site:{ROOT}"} if (folder / "site").exists() else {}
-        running = lab.train(*words, f"--min-workers={least}", **site)
+        running = lab.train(*words, f"--min-workers={1 if fault.loses_hosts else case.hosts}", **site)
         scene = Scene(lab, running, folder, chance)
-        problem = _problem_of(scene, fault)
+        problem = _problem_of(scene, fault, times or fault.times)
         if not problem:
             fault.fetch(scene)
-    seconds = {} if scene.struck_s is None or not fault.is_fatal else phases(running, scene.struck_s)
-    problem = problem or compare(case, references, folder, running)
-    return Outcome(case, problem, seconds, running.text)
+    seconds = phases(scene) if fault.is_fatal else [{} for _ in range(times or fault.times)]
+    return Outcome(case, problem or compare(case, references, scene), seconds, running.text)
 
 
-def _problem_of(scene: Scene, fault: Fault) -> str:
+def _problem_of(scene: Scene, fault: Fault, times: int) -> str:
     running = scene.running
     try:
-        fault.act(scene)
+        for _ in range(times):
+            fault.act(scene)
         code = running.wait()
         scene.lab.wait_for_nothing(20)  # a host that is cut off ends by itself what runs there
     except AssertionError as problem:
         return str(problem)
     if code != 0:
-        return f"exit code {code}:\n{running.text}"
-    if fault.is_fatal != ("restart 1 of" in running.text):
-        return f"{'no' if fault.is_fatal else 'a'} restart:\n{running.text}"
-    return ""
+        return f"exit code {code}"
+    num_restarts = running.text.count("from the newest good snapshot of this job")
+    return "" if num_restarts == (times if fault.is_fatal else 0) else f"{num_restarts} restarts"
 
 
-def phases(running: Running, struck_s: float) -> dict[str, float]:
-    """Seconds from the harm to each phase of recovery."""
-    found, line = {}, next((n for n, at_s in enumerate(running.times) if at_s >= struck_s), len(running.times))
-    for name, words in PHASES.items():
-        line = next((n for n in range(line, len(running.lines)) if all(w in running.lines[n] for w in words)), -1)
-        if line < 0:
-            break
-        found[name] = running.times[line] - struck_s
+def phases(scene: Scene) -> list[dict[str, float]]:
+    """Seconds from each time that harm was done to the phases of recovery from it."""
+    lines, found = scene.running.lines, []
+    ends = [strike.line for strike in scene.strikes[1:]] + [len(lines)]
+    for strike, end in zip(scene.strikes, ends, strict=True):
+        seconds, line = {}, strike.line
+        for name, words in PHASES.items():
+            line = next((n for n in range(line, end) if all(word in lines[n] for word in words)), end)
+            if line < end:
+                seconds[name] = scene.running.times[line] - strike.at_s
+        found.append(seconds)
     return found
 
 
 # -- comparing --------------------------------------------------------------------------------------------------------
-def compare(case: Case, references: References, folder: Path, running: Running) -> str:
+def compare(case: Case, references: References, scene: Scene) -> str:
     """What differs from the undisturbed run; empty if nothing does."""
-    fault = FAULTS[case.fault]
+    fault, folder = FAULTS[case.fault], scene.folder
     if len(files_of(folder, MAX_ITER)) != 3:
         return "the last snapshot is not whole"
     if list(folder.glob("*.partial-*")):
@@ -153,13 +161,13 @@ def compare(case: Case, references: References, folder: Path, running: Running) 
     if names[0] != names[1] and not fault.loses_snapshots:
         return f"snapshots are lost: {sorted(names[1] - names[0])}"
     if fault.loses_hosts:
-        begun = [int(found) for found in re.findall(r"Resuming from snap_iter_(\d+)\.", running.text)]
-        continued = references.continued(case.scheme, case.hosts - fault.loses_hosts, folder, begun[-1])
+        begun = [int(found) for found in re.findall(r"Resuming from snap_iter_(\d+)\.", scene.running.text)]
+        continued = references.continued(case.scheme, case.hosts - len(scene.cut), folder, begun[-1])
         return _compare_values(folder, continued)
     if blobs(folder, MAX_ITER) != blobs(expected, MAX_ITER):
-        return f"parameters differ:\n{running.text}"
+        return "parameters differ"
     if history(folder, MAX_ITER) != history(expected, MAX_ITER):
-        return f"histories differ:\n{running.text}"
+        return "histories differ"
     return ""
 
 

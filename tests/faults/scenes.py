@@ -1,6 +1,7 @@
-"""Faults, and the scenes they happen in: a job of several lab hosts, disturbed once at a moment the dice decide on.
+"""Faults, and the scenes they happen in: a job of several lab hosts, disturbed some times at moments the dice choose,
+each time when it has recovered from the time before.
 
-A fault waits for its moment, does its harm, and says when that was (`Scene.strike`). What is mended is mended when the
+A fault waits for its moment, does its harm, and notes when that was (`Scene.strike`). What is mended is mended when the
 job has noticed. What a host is to be like from the beginning (a small disk, a clock that is off) is prepared before it
 starts.
 """
@@ -12,35 +13,50 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.faults.case import BASE, MAX_ITER
+from tests.faults.case import BASE
 from tests.faults.ssh_lab import Gate, Running, SshLab, cpu_ticks, until
 
+PART = 50  # iterations of the part of a run in which a fault happens
 SCHEMES = ("ring", "server", "factors", "factor-server", "auto")
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """When harm was done, and what the job had said until then."""
+
+    at_s: float
+    line: int
 
 
 @dataclass(slots=True)
 class Scene:
-    """A disturbed run: the lab, what runs there, where it writes, and the dice. `struck_s`: when the harm was done."""
+    """A disturbed run: the lab, what runs there, where it writes, and the dice."""
 
     lab: SshLab
     running: Running
     folder: Path
     chance: random.Random
-    struck_s: float | None = None
+    strikes: list[Strike] = field(default_factory=list)
+    cut: set[int] = field(default_factory=set)  # hosts that are cut off for good
 
-    def reach(self, iteration: int) -> int:
-        """Waits until rank 0 shows an iteration; the number of the line."""
-        return self.running.wait_for("rank 0: ", f"Iteration {iteration} (")
+    @property
+    def line(self) -> int:
+        """What comes from here on was said after the last harm."""
+        return self.strikes[-1].line if self.strikes else 0
+
+    def wait_for(self, *words: str) -> int:
+        return self.running.wait_for(*words, after=self.line)
 
     def somewhere(self) -> None:
-        """Waits for an iteration in the midst of the run."""
-        self.reach(10 * self.chance.randrange(BASE // 10 + 1, MAX_ITER // 20))
+        """Waits for an iteration of the next part of the run."""
+        first = BASE + 10 + len(self.strikes) * PART
+        self.wait_for("rank 0: ", f"Iteration {self.chance.randrange(first, first + PART - 10, 10)} (")
 
     def strike(self, act: Callable[[], object]) -> None:
-        self.struck_s = time.monotonic()
+        self.strikes.append(Strike(time.monotonic(), len(self.running.lines)))
         act()
 
     def kill(self, *hosts: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -48,7 +64,8 @@ class Scene:
         self.strike(lambda: [os.kill(pid, number) for pid in pids])
 
     def other_host(self) -> int:
-        return self.chance.randrange(1, self.lab.num_hosts)
+        """Not the first one, where the command was given."""
+        return self.chance.choice([host for host in range(1, self.lab.num_hosts) if host not in self.cut])
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------
@@ -75,15 +92,18 @@ def two_die_at_once(scene: Scene) -> None:
 def dies_in_start_up(scene: Scene) -> None:
     """A moment of its start is told by its own progress: the hundredths of a second it has computed."""
     host, ticks = scene.other_host(), scene.chance.randrange(60)
-    scene.running.wait_for("rank 0: ")  # nurseries are ready at about the same time
-    until(lambda: bool(scene.lab.workers_on(host)), "a worker starts")
+    before = set(scene.lab.workers_on(host)) if scene.strikes else set()
+    scene.wait_for("rank 0: ")  # nurseries are ready at about the same time
+    until(lambda: bool(set(scene.lab.workers_on(host)) - before), "a worker starts")
     pid = scene.lab.workers_on(host)[-1]
     until(lambda: cpu_ticks(pid) >= ticks, "it gets on")
     scene.kill(host)
 
 
 def dies_while_testing(scene: Scene) -> None:
-    scene.running.wait_for(f"Iteration {60 * scene.chance.randrange(1, 3)}, Testing net")
+    """The second time in the same test as before, the others in later ones."""
+    at = 60 * max(1, len(scene.strikes))
+    scene.wait_for("rank 0: ", f"Iteration {at}, Testing net")
     scene.kill(scene.other_host())
 
 
@@ -93,13 +113,12 @@ import os, threading
 from pathlib import Path
 
 folder, steps = Path(__file__).parents[1], []
-number = int((folder / "hold").read_text()) if (folder / "hold").exists() else None
 fsync, replace = os.fsync, os.replace
 
 def step(path):
-    if number is not None and ("snap_iter_" in path or path == str(folder)) and (folder / "hold").exists():
+    if ("snap_iter_" in path or path == str(folder)) and (folder / "hold").exists():
         steps.append(path)
-        if len(steps) == number:
+        if len(steps) == int((folder / "hold").read_text()):
             (folder / "held").write_text("here")
             threading.Event().wait()
 
@@ -118,15 +137,18 @@ STEPS = 8  # three files, two names, the folder, the state's name, the folder
 
 def prepare_hold(folder: Path, chance: random.Random) -> dict[int, list[str]]:
     _write_site(folder, HOLD)
-    (folder / "hold").write_text(str(1 + chance.randrange(STEPS * 3)))
+    (folder / "hold").write_text(str(1 + chance.randrange(STEPS)))
     os.mkfifo(folder / "held")
     return {}
 
 
 def dies_while_writing(scene: Scene) -> None:
-    """Rank 0 dies between two steps of writing one of the first snapshots."""
+    """Rank 0 dies between two steps of writing one of its first two snapshots."""
     Gate(scene.folder / "held").wait()
-    (scene.folder / "hold").unlink()
+    if len(scene.strikes) < TIMES - 1:
+        (scene.folder / "hold").write_text(str(1 + scene.chance.randrange(STEPS + STEPS // 2)))
+    else:
+        (scene.folder / "hold").unlink()
     scene.kill(0)
 
 
@@ -136,7 +158,7 @@ def host_dies(scene: Scene) -> None:
     host = scene.other_host()
     scene.somewhere()
     scene.strike(lambda: scene.lab.kill_host(host))
-    scene.running.wait_for("error: host 10.77.0.")
+    scene.wait_for("error: host 10.77.0.")
     scene.lab.serve(host)
 
 
@@ -144,13 +166,14 @@ def link_cut_and_mended(scene: Scene) -> None:
     host = scene.other_host()
     scene.somewhere()
     scene.strike(lambda: scene.lab.lab.cut(host))
-    scene.running.wait_for("error: host 10.77.0.", "is cut off")
+    scene.wait_for("error: host 10.77.0.", "is cut off")
     scene.lab.lab.mend(host)
 
 
 def link_cut(scene: Scene) -> None:
     host = scene.other_host()
     scene.somewhere()
+    scene.cut.add(host)
     scene.strike(lambda: scene.lab.lab.cut(host))
 
 
@@ -191,7 +214,7 @@ def full_disk(scene: Scene) -> None:
     scene.somewhere()
     snaps = scene.folder / "snaps"
     scene.strike(lambda: scene.lab.on_disk_of(0, f"cat /dev/zero > {snaps}/filler || true"))
-    failed = scene.running.wait_for("failed, training goes on", "No space left on device")
+    failed = scene.wait_for("failed, training goes on", "No space left on device")
     scene.running.wait_for("Iteration ", "iter/s", after=failed)
     scene.lab.on_disk_of(0, f"rm {snaps}/filler")
 
@@ -208,14 +231,25 @@ def nothing_to_fetch(scene: Scene) -> None:
     """Snapshots are where they were."""
 
 
+TIMES = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`is_fatal`: the job has to start again. `loses_hosts`: so many fewer workers train after it. `prepare` says what
-    hosts mount, `fetch` brings snapshots to where they are compared. `loses_snapshots`: some may be missing."""
+    """It happens `times` times in a run, on `num_hosts` hosts (0: from 2 to 4).
+
+    is_fatal          the job has to start again
+    loses_hosts       one less worker trains after each time
+    loses_snapshots   some may be missing
+    prepare           says what hosts mount
+    fetch             brings snapshots to where they are compared
+    """
 
     act: Callable[[Scene], None]
+    times: int = TIMES
+    num_hosts: int = 0
     is_fatal: bool = True
-    loses_hosts: int = 0
+    loses_hosts: bool = False
     loses_snapshots: bool = False
     prepare: Callable[[Path, random.Random], dict[int, list[str]]] = no_preparation
     fetch: Callable[[Scene], None] = nothing_to_fetch
@@ -227,14 +261,14 @@ FAULTS: dict[str, Fault] = {
     "SIGSTOP": Fault(stopped),
     "two die at once": Fault(two_die_at_once),
     "a host dies and returns": Fault(host_dies),
-    "link cut": Fault(link_cut, loses_hosts=1),
+    "link cut": Fault(link_cut, times=2, num_hosts=3, loses_hosts=True),
     "link cut and mended": Fault(link_cut_and_mended),
     "dies in start-up": Fault(dies_in_start_up),
     "dies while a snapshot is written": Fault(dies_while_writing, prepare=prepare_hold),
     "dies while testing": Fault(dies_while_testing),
     "slow link": Fault(slow_link, is_fatal=False),
-    "clock skew": Fault(clock_skew, is_fatal=False, prepare=prepare_clock),
+    "clock skew": Fault(clock_skew, times=1, num_hosts=2, is_fatal=False, prepare=prepare_clock),
     "full disk": Fault(
-        full_disk, is_fatal=False, loses_snapshots=True, prepare=prepare_small_disk, fetch=fetch_small_disk
+        full_disk, num_hosts=2, is_fatal=False, loses_snapshots=True, prepare=prepare_small_disk, fetch=fetch_small_disk
     ),
 }

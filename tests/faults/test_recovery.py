@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.runs import NUM_SEEDS, Case, References, disturb
+from tests.faults.runs import Case, References, cases, disturb
 from tests.faults.scenes import FAULTS
 
-SAMPLE = [Case("kill -9", 1, num_hosts=2)]
-FULL = [Case(fault, seed) for fault in FAULTS for seed in range(NUM_SEEDS)]
+SAMPLE = [Case("kill -9", 2)]
+FULL = [case for fault in FAULTS for case in cases(fault)]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -31,6 +31,6 @@ def folder(tmp_path) -> Iterator[Path]:
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
-def test_a_job_survives(case, references, folder):
-    outcome = disturb(case, references, folder)
-    assert not outcome.problem, outcome.problem
+def test_a_job_survives(case, references, folder, request):
+    outcome = disturb(case, references, folder, times=1 if not request.config.getoption("--full") else None)
+    assert not outcome.problem, f"{outcome.problem}:\n{outcome.text}"
