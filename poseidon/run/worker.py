@@ -47,6 +47,7 @@ from poseidon.solver.events import Listener
 from poseidon.solver.snapshot import check_writable
 from poseidon.spec import caffe_pb2
 from poseidon.transport import Transport
+from poseidon.transport.base import names_of
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.interface import choose_interface
 from poseidon.transport.levels import Sharing, share_nodes
@@ -56,6 +57,7 @@ from poseidon.transport.vitals import Vitals
 
 # A lost worker is noticed within 7 s; together with this the survivors end within 10.
 END_S = 2.5
+VERDICT_S = 1.0  # for the news of who was lost first
 LOOK_S = 0.25
 SWITCH_S = 0.0005  # threads that move gradients get their turn sooner than Python's 5 ms
 
@@ -258,19 +260,29 @@ def _ended_by_all(transport: C10dTransport, face: Face) -> Iterator[None]:
             transport.barrier(END_S)
         raise
     except PeerLost as problem:
-        sentinel.problem = problem
-        raise
+        sentinel.problem = _as_told_by_all(problem, transport)
+        raise sentinel.problem from problem.__cause__
     except PoseidonError as problem:
         sentinel.problem, sentinel.code = PoseidonError(f"{own}: {problem}"), MISTAKE
         transport.abort(str(problem))
         raise sentinel.problem from problem
-    except BaseException as problem:
+    except BaseException as problem:  # a bug, Ctrl-C, no memory: the others are told whatever it is
         sentinel.problem, sentinel.code = PoseidonError(f"{own}: {type(problem).__name__}: {problem}"), CRASHED
         transport.abort(f"{type(problem).__name__}: {problem}")
         raise
     finally:
         transport.close()
     sentinel.stop()
+
+
+def _as_told_by_all(problem: PeerLost, transport: C10dTransport) -> PeerLost:
+    """One-sided connections that break do not tell where the other end stood, nor whether it was the first to go."""
+    loss = transport.verdict(VERDICT_S)
+    if loss is None or (loss.ranks == problem.ranks and loss.standing in str(problem)):
+        return problem
+    if loss.ranks == problem.ranks:
+        return PeerLost(f"{problem} ({loss.standing})", loss.ranks)
+    return PeerLost(f"{names_of(transport.peers, loss.ranks)} {loss.reason}; then: {problem}", loss.ranks)
 
 
 class _Sentinel:

@@ -31,6 +31,7 @@ from poseidon.transport.base import Levels, Work, check_address, check_message, 
 from poseidon.transport.c10d_work import GroupWork, Note, PointWork, StreamWork
 from poseidon.transport.completion import finished
 from poseidon.transport.groups import GroupSpec
+from poseidon.transport.health import Loss
 from poseidon.transport.job import C10dOptions, Job
 from poseidon.transport.onesided.base import Endpoint
 from poseidon.transport.onesided.joining import OneSidedOptions, open_endpoint
@@ -137,6 +138,10 @@ class C10dTransport:
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         members = tuple(self._ranks[rank] for rank in ranks)
         return None if self._job.health.cause(members, 0.0) is None else self._job.explain(doing, members, "")
+
+    def verdict(self, grace_s: float) -> Loss | None:
+        """Who is lost to the job, for which `grace_s` may be waited; None if nobody is."""
+        return self._job.health.cause((), grace_s)
 
     def vitals(self) -> dict[int, Vitals]:
         """Where workers stood when last heard of, by rank: of all workers at rank 0, of rank 0 at the others."""

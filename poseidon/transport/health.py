@@ -13,7 +13,7 @@ for a while does not blame the others for what it could not hear.
 Messages are JSON, one per line:
 
     {"kind": "beat", "vitals": …}                      sign of life, and where its worker stands (`vitals.py`)
-    {"kind": "lost", "ranks": [3], "reason": …}        verdict
+    {"kind": "lost", "ranks": [3], "reason": …, "standing": …}   verdict
     {"kind": "bye", "rank": 2}                         leaves in peace
     {"kind": "stacks?"}, {"kind": "stacks", "text": …} rank 0 asks what a worker's threads do just now
 
@@ -47,10 +47,12 @@ class HealthOptions:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Who is lost, and how that showed. `reason` continues a sentence that starts with their names."""
+    """Who is lost, and how that showed. `reason` continues a sentence that starts with their names; `standing`, a part
+    of it, tells where they stood, if they ever said so."""
 
     ranks: tuple[int, ...]
     reason: str
+    standing: str = ""
 
 
 @dataclass(slots=True)
@@ -190,8 +192,7 @@ class Health:
         if messages is None:
             line.is_open = False
             if line.rank not in self._left:
-                reason = f"is lost: the process ended, its connection closed{self._standing((line.rank,))}"
-                self._conclude(Loss((line.rank,), reason))
+                self._lose((line.rank,), "the process ended, its connection closed")
             return
         for message in messages:
             self._take(line, message)
@@ -200,7 +201,7 @@ class Health:
         ranks, rank = message.get("ranks"), message.get("rank")
         if message.get("kind") == "lost" and isinstance(ranks, list):
             known = tuple(rank for rank in ranks if rank in range(len(self._peers)))
-            self._conclude(Loss(known, str(message.get("reason"))))
+            self._conclude(Loss(known, str(message.get("reason")), str(message.get("standing") or "")))
         elif message.get("kind") == "bye" and isinstance(rank, int):
             with self._news:
                 self._left.add(rank)
@@ -223,14 +224,13 @@ class Health:
             nearly_s = self._options.limit_s - 2 * self._options.interval_s
             ranks = tuple(rank for rank, seconds in silent_s.items() if seconds > nearly_s)
             silence = f"no sign of life for {max(silent_s.values()):.1f} s"
-            reason = f"is lost: {silence}, so it hangs, or its host or network is down{self._standing(ranks)}"
-            self._conclude(Loss(ranks, reason))
+            self._lose(ranks, f"{silence}, so it hangs, or its host or network is down")
 
-    def _standing(self, ranks: tuple[int, ...]) -> str:
-        """Where the lost ones stood, if they said so."""
+    def _lose(self, ranks: tuple[int, ...], how: str) -> None:
         found = [(rank, self._lines[rank].vitals) for rank in ranks]
         told = [f"rank {rank}: {vitals}" if len(ranks) > 1 else str(vitals) for rank, vitals in found if vitals]
-        return f" ({'; '.join(told)})" if told else ""
+        standing = "; ".join(told)
+        self._conclude(Loss(ranks, f"is lost: {how}{f' ({standing})' if standing else ''}", standing))
 
     def _forgive(self, now_s: float) -> None:
         for line in self._lines.values():
@@ -244,7 +244,8 @@ class Health:
             self._news.notify_all()
         # Told before anything is torn down here: a survivor must not take our broken connections for the cause.
         if self._rank == 0 or loss.ranks == (self._rank,):
-            self._tell({"kind": "lost", "ranks": list(loss.ranks), "reason": loss.reason})
+            verdict = {"ranks": list(loss.ranks), "reason": loss.reason, "standing": loss.standing}
+            self._tell({"kind": "lost", **verdict})
         self._on_loss()
 
     def _tell(self, message: dict[str, object]) -> None:
