@@ -31,6 +31,7 @@ from poseidon.comm.stale.table import Serving, open_table
 from poseidon.comm.stale.units import FlatTable, SliceTable, TableDense, TableFactors, UnitTable, cuts_outputs
 from poseidon.comm.wiring import factor_layout
 from poseidon.errors import PlanError, UsageError
+from poseidon.net.layers.embed import Embed
 from poseidon.plan import STALE_SCHEMES, CommPlan, Scheme, Unit
 from poseidon.run.rule_site import RuleSite
 from poseidon.run.stale_rule import RuleUpdate, rule_text
@@ -78,7 +79,8 @@ class StaleUpdates:
             self._open(table)
         self._seed_histories(self._slot_histories())
         self._release_slots()
-        self.carriers = hub.kind
+        behind = "exact" if staleness.clocks == 0 else f"at most {staleness.clocks} behind"
+        self.carriers = f"{hub.kind}, {staleness.mode.value}, {behind}"
         self.scheduler = StaleScheduler(plan, self.exchanges, hub, staleness.clocks, listener)
         self._taps = Taps(solver.net, self.exchanges, self.scheduler)
         self._hyper: Hyper | None = None
@@ -89,14 +91,21 @@ class StaleUpdates:
         members = members_of([(name, self._parameters[name]) for name in unit.params])
         wiring = Wiring(unit, members, self.hub.transport, self.plan.order)
         if unit.scheme is Scheme.SERVER:
-            return TableDense(wiring, self._flat(unit, members))
+            width = self._row_width(members)
+            return TableDense(wiring, self._flat(unit, members, width))
         layout = factor_layout(self._solver.net, members[0].parameter, self._solver.param.iter_size)
         biases = self._flat(unit, members[1:]) if len(members) > 1 else None
         return TableFactors(wiring, layout, self._slices(unit, members[0], layout), biases)
 
-    def _flat(self, unit: Unit, members: Sequence[Member]) -> FlatTable:
+    def _flat(self, unit: Unit, members: Sequence[Member], width: int = 1) -> FlatTable:
         num_elems = sum(member.num_elems for member in members)
-        return FlatTable(self._spec(unit, members[0], num_elems, 1), members)
+        return FlatTable(self._spec(unit, members[0], num_elems // width, width), members)
+
+    def _row_width(self, members: Sequence[Member]) -> int:
+        """Of the table of an Embed layer, of whose gradient most rows may be zeros; 1 of everything else."""
+        tables = [node.layer.param_owner(0) for node in self._solver.net.graph.nodes if isinstance(node.layer, Embed)]
+        (first, *others) = (member.parameter for member in members)
+        return first.shape[1] if not others and any(first is table for table in tables) else 1
 
     def _slices(self, unit: Unit, weight: Member, layout: FactorLayout) -> SliceTable:
         rows, columns = weight.parameter.shape

@@ -1,6 +1,7 @@
 """Units as tables: what a net's exchanges offer becomes updates of tables, and values of tables become parameters.
 
-    FlatTable    a dense unit (SERVER): its elements one behind the other, num_elems × 1
+    FlatTable    a dense unit (SERVER): its elements one behind the other, num_elems × 1. The table of an Embed layer
+                 keeps its rows: of its gradient those travel that a batch has read
     SliceTable   the weight of a fully-connected layer (FACTOR_SERVER): slices along the larger of its two dimensions.
                  An update goes to each server as factors, that dimension's cut to its slices; values come dense
 
@@ -20,7 +21,7 @@ from poseidon.comm.exchange import DenseExchange, Exchange, Wiring
 from poseidon.comm.factors import FactorExchange, FactorLayout
 from poseidon.comm.part import Member, Part, flat, regions_within
 from poseidon.comm.stale.cache import Cache
-from poseidon.comm.stale.forms import factors_payload
+from poseidon.comm.stale.forms import factors_payload, rows_payload
 from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.message import Form, Kind, Message, as_bytes
 from poseidon.errors import PlanError
@@ -93,7 +94,7 @@ class FlatTable(UnitTable):
         return torch.cat([flat(tensor.detach()).cpu() for tensor in tensors])
 
     def put(self, rows: Tensor, first: int, tensors: Sequence[Tensor]) -> None:
-        start = self.members[0].offset + first
+        start = self.members[0].offset + first * self.spec.width
         elements = rows.view(-1)
         for member, region in regions_within(self.members, start, start + len(elements)):
             place = member.offset + region.start - start
@@ -102,8 +103,22 @@ class FlatTable(UnitTable):
 
     def deltas(self, gradient: Tensor, moment: Moment) -> Iterator[Message]:
         """`gradient`: all elements, in memory that nobody writes to any more."""
+        width = self.spec.width
         for part, span in enumerate(self.spec.spans):
-            yield self._delta(part, moment, as_bytes(gradient[span.first : span.last]))
+            own = gradient[span.first * width : span.last * width]
+            touched = _touched(own.view(-1, width)) if width > 1 else None
+            if touched is None:
+                yield self._delta(part, moment, as_bytes(own))
+            else:
+                payload = rows_payload(touched, own.view(-1, width)[touched])
+                yield self._delta(part, moment, payload, Form.ROWS, len(touched))
+
+
+def _touched(rows: Tensor) -> Tensor | None:
+    """Numbers of the rows that are not all zeros; None if it is shorter to send all."""
+    numbers = (rows != 0).any(1).nonzero()[:, 0]
+    row_bytes = rows.shape[1] * rows.element_size()
+    return numbers if len(numbers) * (4 + row_bytes) < len(rows) * row_bytes else None
 
 
 class SliceTable(UnitTable):
