@@ -68,7 +68,7 @@ class Lab:
         self.down()
         try:
             self._build()
-        except BaseException:
+        except BaseException:  # Ctrl-C too: half a lab is taken away
             self.down()
             raise
         return self

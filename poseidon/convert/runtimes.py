@@ -57,8 +57,7 @@ def run_onnx(path: Path, trials: Trials, outputs: Mapping[str, str]) -> Results:
         for inputs in trials:
             made = session.run(list(outputs.values()), {name: value.numpy() for name, value in inputs.items()})
             results.append(dict(zip(outputs, made, strict=True)))
-    # onnxruntime's exceptions have no common base of their own
-    except Exception as problem:
+    except Exception as problem:  # onnxruntime's have no base of their own
         raise ConvertError(f"{path}: onnxruntime cannot run it: {problem}") from problem
     return results
 

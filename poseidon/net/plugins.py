@@ -52,8 +52,8 @@ def _import(name: str) -> ModuleType:
     sys.modules[key] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[key]  # so that a second try does not find half a module
+    except BaseException:  # Ctrl-C too: a second try must not find half a module
+        del sys.modules[key]
         raise
     return module
 
@@ -70,7 +70,7 @@ def installed_layer(type_name: str) -> object | None:
         )
     try:
         return offers[0].load()
-    except Exception as problem:  # as above
+    except Exception as problem:  # somebody else's code again
         raise UsageError(
             f"layer type {type_name!r}: the plug-in of package {packages[0]!r} cannot be loaded: "
             f"{type(problem).__name__}: {problem}"

@@ -35,8 +35,9 @@ class Fleet:
 
     def __enter__(self) -> Fleet:
         try:
-            self.sites = [self._connect(host) for host in self.hosts]
-        except BaseException:
+            for host in self.hosts:
+                self.sites.append(self._connect(host))
+        except BaseException:  # Ctrl-C too: nothing is left running on the hosts that were reached
             self._leave()
             raise
         return self

@@ -90,8 +90,7 @@ def _trials(net: Net, outputs: list[str], original: Original) -> list[Trial]:
             continue
         try:
             made = original(inputs)
-        # Whatever runs the original says in its own words that it keeps its batch size.
-        except Exception as problem:
+        except Exception as problem:  # whatever runs the original says in its own words that it keeps its batch size
             if sizes is shapes:
                 raise ConvertError(f"the original does not run: {problem}") from problem
             continue

@@ -39,10 +39,9 @@ def load_module(factory: str, weights: str | None) -> nn.Module:
     made = getattr(_imported(place), name, None)
     if not callable(made):
         raise UsageError(f"{factory}: {place} has no function or class {name!r}")
-    # Whatever the user's own code raises is the user's to see, as one line.
     try:
         module = made()
-    except Exception as problem:
+    except Exception as problem:  # whatever the user's own code raises is the user's to see, as one line
         raise ConvertError(f"{factory}: calling it failed: {type(problem).__name__}: {problem}") from problem
     if not isinstance(module, nn.Module):
         raise UsageError(f"{factory}: gave a {type(module).__name__}, expected a torch.nn.Module")
@@ -65,8 +64,7 @@ def _imported(place: str) -> Any:
         return importlib.import_module(place)
     except UsageError:
         raise
-    # The same: importing runs what the user wrote.
-    except Exception as problem:
+    except Exception as problem:  # importing runs what the user wrote
         raise ConvertError(f"{place}: importing it failed: {type(problem).__name__}: {problem}") from problem
 
 
@@ -211,8 +209,7 @@ def record(
     try:
         with torch.no_grad(), _named_after_modules(module, recorder), recorder:
             made = module(*inputs)
-    # The module's own code again.
-    except Exception as problem:
+    except Exception as problem:  # the module is the user's, and may fail in any way
         raise DoesNotRun(f"{net.message.name}: running it failed: {type(problem).__name__}: {problem}") from problem
     outputs = []
     for tensor in _tensors(made):

@@ -44,10 +44,9 @@ def read_onnx(path: str) -> Any:
             f"{path}: uses operators or functions of its own ({', '.join(foreign) or 'functions'}), expected ONNX's"
         )
     _take_in_external(model, Path(path))
-    # The checker raises its own kinds of errors for anything it finds.
     try:
         onnx.checker.check_model(model)
-    except Exception as problem:
+    except Exception as problem:  # its own kinds, and on damaged files whatever it stumbles over
         raise ConvertError(f"{path}: not a sound ONNX model: {str(problem).splitlines()[0]}") from None
     return model
 
@@ -119,6 +118,5 @@ def array_of(tensor: Any, path: str) -> np.ndarray:
 
     try:
         return np.array(numpy_helper.to_array(tensor))
-    # Damaged tensors surface as whatever NumPy or onnx stumble over first.
-    except Exception as problem:
+    except Exception as problem:  # damaged tensors surface as whatever NumPy or onnx stumble over first
         raise ConvertError(f"{path}: tensor {tensor.name!r} is damaged: {problem}") from None

@@ -85,8 +85,7 @@ class PrefetchedLayer(Layer):
             self._prefetch = self._start()
         try:
             batch = self._prefetch.take()
-        except BaseException:
-            # Nothing is skipped: who goes on after an error, or after Ctrl-C, gets this batch again.
+        except BaseException:  # Ctrl-C too: nothing is skipped, who goes on gets this batch again
             self._stop()
             raise
         self._sample += self.batch_size * self.share.num_workers
