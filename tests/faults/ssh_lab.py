@@ -103,7 +103,7 @@ class SshLab:
             for host in range(self.num_hosts):
                 if host not in self._without:
                     self.serve(host)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: no server is left behind
             self.__exit__(None, None, None)
             raise
         return self
