@@ -69,7 +69,7 @@ def _heading(contents: Contents) -> str:
     elif facts.outcome is None:
         css, chip = "going", "running, or ended without a word"
     else:
-        css, chip = ("" if facts.outcome in ("finished", "done") else "wrong"), facts.outcome
+        css, chip = ("wrong" if facts.outcome.startswith("failed") else ""), facts.outcome
     hosts = len(contents.nodes)
     number = contents.run.num_workers
     where = f"{number} worker{'s' if number > 1 else ''}" + (

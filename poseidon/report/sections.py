@@ -228,6 +228,8 @@ def plan(contents: Contents) -> str:
         f"waiting; {bytes_text(made.bytes_sent)} sent per node in {len(made.order)} pieces"
         f"{'' if made.wire == 'fp32' else f', dense gradients as {made.wire}'}."
     )
+    if made.cluster.num_nodes == 1:
+        text += " All workers share one host: gradients go through its memory, and nothing crosses a network."
     keys = legend([("c-gray", "dense"), ("c-orange", "as factors or rows"), ("c-green", "chosen")])
     return section("plan", "Plan", paragraph(text, "") + keys + _plan_table(made).markup())
 
@@ -291,7 +293,7 @@ def _unit_name(unit: Unit) -> str:
 
 
 def traffic(contents: Contents) -> str:
-    if contents.plan is None or not contents.traffic:
+    if contents.plan is None or not any(one.predicted_bytes or one.measured_bytes for one in contents.traffic):
         return ""
     most = max(max(one.predicted_bytes, one.measured_bytes or 0) for one in contents.traffic) or 1
     columns = (

@@ -1,6 +1,7 @@
 // Lines over iterations or seconds. Drag across to look closer; double-click, 0 or the button shows all again.
 
 const SERIES_COLOURS = ["blue", "orange", "green", "violet", "rose", "gray"];
+const MOST_DOTS = 40; // lines with more values show no single ones
 const EDGE = { left: 52, right: 10, top: 8, bottom: 26 };
 
 class LineChart {
@@ -142,10 +143,14 @@ class LineChart {
     const colour = SERIES_COLOURS[index % SERIES_COLOURS.length];
     const dashed = this.chart.series[index].dashed ? " dashed" : "";
     const line = svgElement("path", { class: `curve${dashed}`, d: parts.join(""), style: `stroke:var(--${colour})` });
-    // A single value is a line of no length: a dot shows it.
-    if (parts.length !== 1) return line;
-    const [x, y] = points.find((point) => point[1] !== null);
-    return svgElement("circle", { cx: this.x(x), cy: this.y(y), r: 4, style: `fill:var(--${colour})` });
+    if (parts.length > MOST_DOTS) return line;
+    const group = svgElement("g");
+    group.append(line);
+    for (const [x, y] of points) {
+      if (y === null || (this.isLog && y <= 0)) continue;
+      group.append(svgElement("circle", { cx: this.x(x), cy: this.y(y), r: 3, style: `fill:var(--${colour})` }));
+    }
+    return group;
   }
 
   valueAt(event) {
