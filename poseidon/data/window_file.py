@@ -51,8 +51,7 @@ class ListedImage:
 
 
 class WindowFile:
-    """The images of a window file, and its foreground and background windows as rows
-    (image, label, x1, y1, x2, y2)."""
+    """The images of a window file, and its foreground and background windows as rows (image, label, x1, y1, x2, y2)."""
 
     def __init__(self, path: str, options: WindowFileOptions) -> None:
         self.path = path

@@ -4,8 +4,8 @@ The device runs one thing at a time: backward from the last layer to the first, 
 ready when backward has passed its layer; its pieces go over the link in the plan's order (`link.py`), beside the
 device. When all have arrived, the device applies it: rebuilds a sum from factors, updates, and pays for the handling of
 the sends. Backward never waits; what can be applied is, while forward would wait for something else, and at the latest
-before the layer that reads it.
-A barrier holds forward, and the owners' updates and so all pulls, until everything pushed has arrived.
+before the layer that reads it. A barrier holds forward, and the owners' updates and so all pulls, until everything
+pushed has arrived.
 
 Forward ends only when every unit is applied, so each backward pass begins with an idle link and nothing left over:
 every iteration takes as long as the first, and one of them is the steady state.

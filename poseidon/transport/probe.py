@@ -8,9 +8,8 @@
 
 β: one worker of each host sends to the next host and receives from the previous one, all at the same time. On a single
 host all workers do. The amount is at least 16 MB where the link allows; a first, small try decides, so that the probe
-takes less than two seconds. All workers get the same figures, to the bit: those of the
-slowest NIC, which is the pace of a ring. α and o are taken at this number of workers: on hosts short of processors they
-grow with it.
+takes less than two seconds. All workers get the same figures, to the bit: those of the slowest NIC, which is the pace
+of a ring. α and o are taken at this number of workers: on hosts short of processors they grow with it.
 
 Memory that workers of a node share: the bits per second at which it is passed through when they sum a tensor of n bytes
 in it, (2 g + 1) · n for g workers as the plan counts; of the slowest node.

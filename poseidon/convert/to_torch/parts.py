@@ -1,7 +1,7 @@
 """Helpers that go into an exported model as text, where torch has no single call for what Caffe computes.
 
-Each one must stand alone: it may use torch, nn and F, and the others listed in NEEDS.
-Written as models are written by hand, without annotations.
+Each one must stand alone: it may use torch, nn and F, and the others listed in NEEDS. Written as models are written by
+hand, without annotations.
 """
 
 from __future__ import annotations

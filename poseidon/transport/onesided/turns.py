@@ -1,9 +1,9 @@
 """Turns: which links send long frames now. Few at a time, so that not everybody sends to everybody at once.
 
 With P−1 connections all pushing, every receiver's link is aimed at by P−1 senders, its queue overflows, and TCP waits
-for what was dropped. So a worker fills at most MOST_ACTIVE links at a time,
-the most urgent frame first; a link's turn is one frame, and ends when the kernel has handed nearly all of it to the
-wire (it has room again). Senders begin with different receivers, and mostly stay that way.
+for what was dropped. So a worker fills at most MOST_ACTIVE links at a time, the most urgent frame first; a link's turn
+is one frame, and ends when the kernel has handed nearly all of it to the wire (it has room again). Senders begin with
+different receivers, and mostly stay that way.
 
 Small frames that go at once take no turn.
 """
