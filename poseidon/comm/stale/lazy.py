@@ -9,7 +9,8 @@ Nobody waits in vain: a worker at clock c needs everybody's updates up to c − 
 has sent those. The slowest worker therefore never waits for another one's rows.
 
 Server: a new version is noted for every worker, and sent when the budget allows, or at once to who asks for it: what
-a worker gets is the newest, however many versions were made meanwhile.
+a worker gets is the newest, however many versions were made meanwhile, and of that the rows that have changed since it
+was last sent something.
 
 With s = 0 updates enter by whole clocks, and nobody sees more than is due; else when they arrive.
 
@@ -25,9 +26,10 @@ import torch
 
 from poseidon.comm.stale import protocol
 from poseidon.comm.stale.cache import OwnUpdates
+from poseidon.comm.stale.forms import rows_of, rows_payload
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
-from poseidon.comm.stale.message import Form, Message
+from poseidon.comm.stale.message import Form, Kind, Message
 from poseidon.comm.stale.outgoing import Letter, Waiting
 from poseidon.comm.stale.protocol import Entry
 from poseidon.comm.stale.shard import Reply, Shard, Update, _Held
@@ -41,6 +43,20 @@ class LazyUpdates(OwnUpdates):
         self.clock = 0
         self._marks: list[int] = []  # by clock: how many touches there had been when it was over
         self._ended = [0] * len(spec.spans)  # by part: so many clocks have left completely
+
+    @torch.no_grad()
+    def receive(self, message: Message) -> None:
+        """Values that a server sent: all rows of a part, or those that have changed."""
+        if message.form is Form.DENSE:
+            super().receive(message)
+            return
+        span = self.spec.spans[message.part]
+        self.num_received += 1
+        self.entered(message.part, message.number)
+        numbers, rows = rows_of(message, self.spec.width, self.values.dtype)
+        self.overlay(message.part, rows, numbers)
+        self.values[span.first + numbers.long()] = rows
+        self.versions[message.part] = message.clock
 
     def finish_clock(self) -> None:
         """What was added so far belongs to this clock or an earlier one."""
@@ -148,6 +164,8 @@ class LazyShard(Shard):
         super().__init__(spec, hub.rank, update)
         self._hub = hub
         self._pending: dict[tuple[int, int], None] = {}  # (worker, part), in the order in which they became old
+        for held in self._parts.values():
+            held.news = torch.zeros(spec.num_workers, held.span.num_rows, dtype=torch.bool)
 
     def _advance(self, part: int, held: _Held) -> list[Reply]:
         replies: list[Reply] = []
@@ -162,6 +180,21 @@ class LazyShard(Shard):
             if self._hub.rank < self.spec.num_workers and self._hub.rank not in answered:  # nothing travels
                 replies.append(self._whole(part, held, (self._hub.rank,), held.entered[self._hub.rank]))
         return replies
+
+    def _whole(self, part: int, held: _Held, workers: tuple[int, ...], number: int) -> Reply:
+        """What one worker lacks of the newest values."""
+        (worker,) = workers
+        assert held.news is not None
+        rows = held.news[worker].nonzero()[:, 0]
+        held.news[worker] = False
+        row_bytes = self.spec.row_bytes
+        if len(rows) * (4 + row_bytes) >= held.span.num_rows * row_bytes:
+            return super()._whole(part, held, workers, number)
+        payload = rows_payload(rows, held.values[rows])
+        message = Message(
+            Kind.VALUES, self.spec.index, part, held.state.version, number, Form.ROWS, len(rows), True, payload=payload
+        )
+        return Reply(workers, message)
 
     def num_pending(self) -> int:
         return len(self._pending)

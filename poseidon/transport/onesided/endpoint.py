@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TypeVar
@@ -349,17 +348,18 @@ class SocketEndpoint:
         self._board.fail(TransportError(f"the one-sided endpoint of rank {self.rank} is closed"))
 
     def _leave(self) -> None:
-        """Says goodbye behind everything else, and waits a little for it to be out."""
+        """Says goodbye behind everything else, and waits for it to be out, as long as anything leaves at all."""
         for link in self._links.values():
             if not link.has_left:
                 self._reactor.say(link, header(BYE), queue=NUM_QUEUES)
-        deadline_s = time.monotonic() + FAREWELL_S
-        pending = deque(self._links.values())
-        while pending and time.monotonic() < deadline_s and self._board.error is None:
-            if pending[0].has_waiting and not pending[0].has_left:
-                time.sleep(0.001)
-            else:
-                pending.popleft()
+        deadline_s, num_left = time.monotonic() + FAREWELL_S, -1
+        while time.monotonic() < deadline_s and self._board.error is None:
+            waiting = sum(link.num_waiting for link in self._links.values() if not link.has_left)
+            if waiting == 0:
+                return
+            if waiting != num_left:
+                deadline_s, num_left = time.monotonic() + FAREWELL_S, waiting
+            time.sleep(0.001)
 
 
 def _copy(data: Tensor, segment: Segment, offset: int) -> None:

@@ -118,6 +118,11 @@ class Link:
     def has_waiting(self) -> bool:
         return self._begun is not None or bool(self._waiting)
 
+    @property
+    def num_waiting(self) -> int:
+        """Frames that have not left."""
+        return len(self._waiting) + (self._begun is not None)
+
     def learn(self, segment: int, start: int, num_bytes: int) -> None:
         """The peer has a segment, which begins at `start` of its file."""
         self.sizes[segment] = num_bytes
