@@ -17,7 +17,7 @@ from poseidon.errors import UsageError
 from poseidon.plan import WIRES, CommPlan, NetProfile, PlanRequest, parse_overrides, parse_scheme
 from poseidon.simulate.description import machines_of, read_description
 from poseidon.simulate.machines import Machines
-from poseidon.spec import read_solver
+from poseidon.spec import caffe_pb2, read_solver
 
 # Flags that say the same as the words of a description.
 _WORDS = ("workers", "nodes", "bandwidth", "latency", "overhead", "switch", "jitter", "straggler", "seed")
@@ -61,15 +61,14 @@ def run(found: argparse.Namespace) -> int:
     )
     if bool(found.solver) == bool(found.profile):
         raise UsageError("give the net to simulate once: --solver=solver.prototxt or --profile=profile.json")
-    profile = NetProfile.from_json(_text(found.profile, "profile")) if found.profile else None
     plan = CommPlan.from_json(_text(found.plan, "plan")) if found.plan else None
-    param = read_solver(found.solver) if found.solver else None
-    if param is not None:
-        param.train_state.level = found.level
-        param.train_state.stage.extend(listed(found.stage))
+    profile = NetProfile.from_json(_text(found.profile, "profile")) if found.profile else None
+    param = read_solver(found.solver) if found.solver else caffe_pb2.SolverParameter()
+    param.train_state.level = found.level
+    param.train_state.stage.extend(listed(found.stage))
     with loading(found):
         from poseidon.cli.simulating import Subject, profile_of, show_simulation
-    subject = Subject(profile) if profile is not None else profile_of(param, found)
+    subject = profile_of(param, found) if profile is None else Subject(profile)
     show_simulation(subject, machines, plan or request, found)
     return 0
 

@@ -30,18 +30,6 @@ Arrivals = tuple[NDArray[np.intp], NDArray[np.bool_]]
 class FlockRun:
     """A collective under way."""
 
-    __slots__ = (
-        "collective",
-        "costs",
-        "finished",
-        "groups",
-        "joined_s",
-        "num_left",
-        "num_missing",
-        "num_out",
-        "over_s",
-    )
-
     def __init__(self, collective: Collective, costs: Costs, finished: Finished) -> None:
         self.collective, self.costs, self.finished = collective, costs, finished
         self.num_out = collective.num_nodes  # nodes that have not joined
@@ -51,6 +39,7 @@ class FlockRun:
             self.num_missing[wave.group] += 1
         self.num_left = len(collective.waves)
         self.groups: dict[int, Times] = {}  # when a group's messages were in, so far
+        self.before_s = self.joined_s  # when the last group was in
         self.over_s = self.joined_s
 
 
@@ -159,6 +148,9 @@ class Flock:
         run.groups[wave.group] = in_s
         run.num_missing[wave.group] -= 1
         if run.num_missing[wave.group] == 0:
+            if run.collective.in_order and wave.group:
+                in_s = np.maximum(in_s, run.before_s)
+            run.before_s = in_s
             run.over_s = np.maximum(run.over_s, in_s)
             del run.groups[wave.group]
             self._release(run, wave.group, in_s)
@@ -208,13 +200,13 @@ class Flock:
         """By node, when its message is through the link of its switch: f_i = max(s_i, f_(i−1)) + l_i, first come first
         served, for all switches at once. `free_s`, by switch, is brought up to date."""
         shape = (self._machines.num_switches, self._machines.nodes_per_switch)
-        starts = np.full(shape[0] * shape[1], np.inf)
+        starts: Times = np.full(shape[0] * shape[1], np.inf)
         starts[: len(start_s)] = np.where(takes_part, start_s, np.inf)
-        seconds = np.zeros_like(starts)
+        seconds: Times = np.zeros_like(starts)
         seconds[: len(start_s)] = np.where(takes_part, link_s, 0.0)
-        starts, seconds = starts.reshape(shape), seconds.reshape(shape)
-        order = np.argsort(starts, axis=1, kind="stable")
-        starts, seconds = np.take_along_axis(starts, order, 1), np.take_along_axis(seconds, order, 1)
+        order = np.argsort(starts.reshape(shape), axis=1, kind="stable")
+        starts = np.take_along_axis(starts.reshape(shape), order, 1)
+        seconds = np.take_along_axis(seconds.reshape(shape), order, 1)
         carried_s = np.cumsum(seconds, axis=1)
         turns = np.where(np.isinf(starts), -np.inf, np.maximum(starts, free_s[:, None]) - (carried_s - seconds))
         through_s = carried_s + np.maximum.accumulate(turns, axis=1)

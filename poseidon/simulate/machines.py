@@ -68,6 +68,8 @@ class Machines:
         cluster = self.cluster
         has_shared_uplinks = bool(self.nodes_per_switch) and self.oversubscription > 1
         same = len(set(cluster.node_workers)) == 1
+        if max(cluster.node_workers) > 1 and math.isfinite(self.handling_bps):
+            return False  # workers of a node take turns at its processor
         return same and not (has_shared_uplinks or self.jitter or any(s.factor != 1 for s in self.stragglers))
 
     @property

@@ -45,7 +45,7 @@ class Costs:
 class Run:
     """A collective under way: by node, what it still waits for."""
 
-    __slots__ = ("collective", "costs", "early", "finished", "is_joined", "left", "missing", "out_s")
+    __slots__ = ("collective", "costs", "early", "finished", "is_joined", "left", "missing", "out_s", "reached")
 
     def __init__(self, collective: Collective, costs: Costs, num_lanes: int, finished: Finished) -> None:
         self.collective, self.costs, self.finished = collective, costs, finished
@@ -53,6 +53,7 @@ class Run:
         self.early: list[list[tuple[int, float]]] = [[] for _ in range(num_lanes)]  # came before it had joined
         self.missing = [list(group[:num_lanes]) for group in collective.expected]
         self.left = [collective.num_messages(lane) for lane in range(num_lanes)]
+        self.reached = [0] * num_lanes  # groups that are in, where they are looked at in order
         self.out_s = [0.0] * num_lanes  # when the last message so far has left
 
 
@@ -91,11 +92,10 @@ class Network:
     def join(self, run: Run, node: int) -> None:
         """The node starts now."""
         run.is_joined[node] = True
+        self._release(run, None, node)
+        self._release_what_is_in(run, node)
         for index, num_bytes in run.early[node]:
             self._receive(run, index, node, num_bytes)
-        self._release(run, None, node)
-        for group in run.collective.unexpected(node):
-            self._release(run, group, node)
 
     def handle(self, node: int, num_bytes: float, call: Callable[[], None]) -> None:
         """The node's processor goes through so many bytes, then calls."""
@@ -184,9 +184,19 @@ class Network:
 
     def _take(self, run: Run, group: int, node: int) -> None:
         run.missing[group][node] -= 1
-        if run.missing[group][node] == 0:
+        if run.collective.in_order:
+            self._release_what_is_in(run, node)
+        elif run.missing[group][node] == 0:
             self._release(run, group, node)
         self._settle(run, node)
+
+    def _release_what_is_in(self, run: Run, node: int) -> None:
+        """Group by group, as long as nothing is missing. Of some groups nothing comes to a node."""
+        while run.collective.in_order and run.reached[node] < len(run.missing):
+            if run.missing[run.reached[node]][node]:
+                return
+            run.reached[node] += 1
+            self._release(run, run.reached[node] - 1, node)
 
     def _settle(self, run: Run, node: int) -> None:
         """One thing less that the node waits for."""

@@ -226,8 +226,6 @@ class Worker:
         trip, now_s = self._script.trips[place], self._agenda.now_s
         since_s = self._moves_since.pop(place)
         self._see("move", trip.send.unit, iteration, since_s, now_s, trip.chunk, is_pull=is_pull)
-        if not is_pull and not trip.pull.is_empty:
-            self._moves_since[place] = now_s
 
     def _perhaps_release(self) -> None:
         trips = self._script.trips
@@ -246,6 +244,8 @@ class Worker:
     def _apply(self, place: int, iteration: int) -> None:
         trip = self._script.trips[place]
         unit = trip.send.unit
+        if not trip.pull.is_empty:
+            self._moves_since[place] = self._agenda.now_s
         self._num_missing[unit] -= 1
         if self._num_missing[unit]:
             self._update(place, iteration, trip.apply_s)

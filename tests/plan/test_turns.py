@@ -1,0 +1,91 @@
+"""When a Send may start: in order, when ready, with room."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from poseidon.plan import Send, Turns
+
+A, B, REST_OF_A = Send(0, 0, 5), Send(1, 0, 3), Send(0, 5, 9)
+
+
+def started(turns: Turns) -> Send | None:
+    send = turns.next_send()
+    if send is not None:
+        turns.start()
+    return send
+
+
+def test_the_order_is_kept_although_another_is_ready_first():
+    turns = Turns([A, B, REST_OF_A], in_flight=4)
+    turns.ready(1)
+    assert started(turns) is None
+    turns.ready(0)
+    assert [started(turns) for _ in range(4)] == [A, B, REST_OF_A, None]
+
+
+def test_no_more_than_so_many_are_on_their_way():
+    turns = Turns([A, B, REST_OF_A], in_flight=2)
+    turns.ready(0)
+    turns.ready(1)
+    assert [started(turns) for _ in range(3)] == [A, B, None]
+    turns.left()
+    assert [started(turns) for _ in range(2)] == [REST_OF_A, None]
+
+
+def test_the_next_round_waits_for_its_own_gradients():
+    turns = Turns([A, B], in_flight=4)
+    for unit in (0, 1):
+        turns.ready(unit)
+    assert [started(turns) for _ in range(3)] == [A, B, None]
+    turns.ready(1)
+    assert started(turns) is None
+    turns.ready(0)
+    assert [started(turns) for _ in range(3)] == [A, B, None]
+
+
+def test_a_unit_is_done_with_its_last_send():
+    turns = Turns([A, B, REST_OF_A], in_flight=4)
+    for _ in range(2):
+        turns.ready(0)
+        turns.ready(1)
+        assert not turns.applied(0)
+        assert turns.applied(1)
+        assert turns.applied(0)
+
+
+def test_nothing_to_send():
+    assert Turns([], in_flight=1).next_send() is None
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=12),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_any_timing_gives_the_same_order(units, in_flight, random):
+    """Gradients come and Sends end in any order: what starts is the plan's order, round after round."""
+    reached = dict.fromkeys(units, 0)
+    order = []
+    for unit in units:
+        order.append(Send(unit, reached[unit], reached[unit] + 1))
+        reached[unit] += 1
+    turns, seen, on_way = Turns(order, in_flight), [], 0
+    waiting = dict.fromkeys(reached, 2)
+    while len(seen) < 2 * len(order):
+        found = started(turns)
+        if found is not None:
+            seen.append(found)
+            on_way += 1
+            assert on_way <= in_flight
+            continue
+        moves = [unit for unit, left in waiting.items() if left] + ["end"] * (on_way > 0)
+        move = random.choice(moves)
+        if move == "end":
+            turns.left()
+            on_way -= 1
+        else:
+            waiting[move] -= 1
+            turns.ready(move)
+    assert seen == order * 2
