@@ -60,6 +60,7 @@ POSEIDON = Program(
         **TOOL_VERBS,
         "data": ("data", "make a data set's LMDBs: mnist, fashion-mnist, cifar10, digits"),
         "plan": ("plan", "show how training on a cluster would communicate, and how long it would take"),
+        "simulate": ("simulate", "play training on a cluster that need not exist, and tell how long it would take"),
         "report": ("report", "make one HTML page of what a run has recorded"),
         "trace": ("trace", "make one timeline of what all workers recorded, for Perfetto or chrome://tracing"),
         "bench": ("bench", "run the benchmarks of the source tree, beside the last run"),
