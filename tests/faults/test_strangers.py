@@ -70,6 +70,7 @@ def visit(lab: SshLab, round_number: int, ports: list[str], last: int) -> int:
         pytest.param(("--scheme=server",), True, marks=pytest.mark.full),
         pytest.param(("--pattern=gpi",), True, marks=pytest.mark.full),
     ],
+    ids=("server", "server, scanned", "gpi, scanned"),
 )
 def test_strangers_change_nothing(words, is_scan, tmp_path):
     iterations = LONG if is_scan else MAX_ITER
