@@ -77,9 +77,10 @@ def goals_text(points: Points) -> str:
         "Gbit/s",
         "published",
         "goal",
-        "plan",
-        "on a poor network",
-        "efficiency",
+        "planned",
+        "played",
+        "2 % jitter",
+        "poor network",
         "lost ms",
         "what binds",
     ]
@@ -89,15 +90,17 @@ def goals_text(points: Points) -> str:
 def _goal_row(points: Points, goal: Goal) -> list[str]:
     cell = plan_cell(goal)
     point = points[cell]
-    mark = "" if point.speed_up >= goal.least else " **missed**"
+    played = points[replace(cell, system=PLAYED)]
+    mark = "" if reached(points, goal) >= goal.least else " missed"
     return [
         SUBJECTS[goal.net].title,
         str(goal.nodes),
         str(goal.gbit),
         f"{goal.published:g}",
         f"{goal.least:g}",
-        f"**{point.speed_up:.2f}**{mark}",
-        *(speed_up(points, replace(cell, system=system)) for system in (PLAYED, JITTERY, POOR)),
+        f"{point.speed_up:.2f}",
+        f"**{played.speed_up:.2f}**{mark}",
+        *(speed_up(points, replace(cell, system=system)) for system in (JITTERY, POOR)),
         f"{(point.iteration_s - point.compute_s) * 1e3:.2f} of {point.iteration_s * 1e3:.1f}",
         binding(points, cell),
     ]
@@ -212,16 +215,17 @@ a published figure is a measurement, and one in the column `plan` is not. On emu
 
 
 def page_text(points: Points) -> str:
-    unknown = [goal for goal in GOALS if plan_cell(goal) not in points]
+    unknown = [goal for goal in GOALS if not {plan_cell(goal), replace(plan_cell(goal), system=PLAYED)} <= set(points)]
     if unknown:
         raise SystemExit(f"{len(unknown)} goals have no point yet: run `python -m bench.papers` first")
-    missed = [goal for goal in GOALS if points[plan_cell(goal)].speed_up < goal.least]
+    missed = [goal for goal in GOALS if reached(points, goal) < goal.least]
     verdict = "All goals are met, in simulation." if not missed else _missed_text(points, missed)
     parts = [
         INTRODUCTION + subjects_text(points),
         SYSTEM_NOTES.strip(),
         "## Goals\n\n" + goals_text(points),
-        f"{verdict} {GOAL_NOTES}",
+        verdict,
+        GOAL_NOTES,
         trust_text(points),
     ]
     for net, subject in SUBJECTS.items():
@@ -237,13 +241,20 @@ def plan_cell(goal: Goal) -> Cell:
     return Cell(goal.net, goal.gbit, goal.nodes, "plan")
 
 
+def reached(points: Points, goal: Goal) -> float:
+    """The speed-up that counts: the smaller of what the planner says and what comes of it message by message."""
+    cell = plan_cell(goal)
+    return min(points[cell].speed_up, points[replace(cell, system=PLAYED)].speed_up)
+
+
 def _missed_text(points: Points, missed: Sequence[Goal]) -> str:
     told = []
     for goal in missed:
-        cell = plan_cell(goal)
-        title = SUBJECTS[goal.net].title
-        told.append(f"{title} on {goal.nodes} nodes reaches {points[cell].speed_up / goal.least:.1%} of its goal")
-    return "Not all goals are met: " + "; ".join(told) + "."
+        title, got = SUBJECTS[goal.net].title, reached(points, goal)
+        told.append(
+            f"{title} on {goal.nodes} nodes at {goal.gbit} Gbit/s reaches {got:.2f}, {got / goal.least:.1%} of its goal"
+        )
+    return f"{len(GOALS) - len(missed)} of {len(GOALS)} goals are met, in simulation. Not met: {'; '.join(told)}."
 
 
 # -- pictures ---------------------------------------------------------------------------------------------------------
