@@ -19,6 +19,9 @@ class Doubling(DenseExchange):
             return self.transport.all_reduce(self.memory(send))
         return sum_in_pairs(self.transport, self.memory(send), tag=self.tag(send))
 
-    def reduced(self, send: Send, token: Work) -> list[Part]:
+    def arrive(self, send: Send, token: Work) -> bool:
         token.wait()
+        return True
+
+    def reduced(self, send: Send, token: Work) -> list[Part]:
         return self.parts(send.start, send.stop, self.memory(send))

@@ -1,6 +1,6 @@
 """What the scheduler tells whoever listens, in the order things happen on this worker. Times are the listener's affair.
 
-    UnitReady → (SendStarted → SendReduced → SendApplied)+ → UnitDone          of every unit, in every iteration
+    UnitReady → (SendStarted → [SendLeft →] SendReduced → SendApplied)+ → UnitDone     of each, in every iteration
     WaitStarted → WaitEnded                                                    where the compute thread had to wait
     UnitRead                                                                   under staleness, of every unit
 
@@ -29,6 +29,13 @@ class UnitReady(CommEvent):
 
 @dataclass(frozen=True, slots=True)
 class SendStarted(CommEvent):
+    send: Send
+
+
+@dataclass(frozen=True, slots=True)
+class SendLeft(CommEvent):
+    """Others have the link: nothing of it crosses the network any more. Of schemes with owners SendApplied says so."""
+
     send: Send
 
 

@@ -134,9 +134,12 @@ class Factors(FactorExchange):
         blocks[self.transport.rank] = mine
         return blocks, all_gather(self.transport, blocks, tag=self.tag(send))
 
+    def arrive(self, send: Send, token: tuple[list[Tensor], Work]) -> bool:
+        token[1].wait()
+        return True
+
     def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
-        blocks, work = token
-        work.wait()
+        blocks, _ = token
         with self._arriving:
             self._gathered[send] = blocks
             if len(self._gathered) < len(self.sends):

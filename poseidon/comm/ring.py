@@ -12,6 +12,9 @@ class Ring(DenseExchange):
     def begin(self, send: Send) -> Work:
         return self.transport.all_reduce(self.memory(send))
 
-    def reduced(self, send: Send, token: Work) -> list[Part]:
+    def arrive(self, send: Send, token: Work) -> bool:
         token.wait()
+        return True
+
+    def reduced(self, send: Send, token: Work) -> list[Part]:
         return self.parts(send.start, send.stop, self.memory(send))

@@ -42,8 +42,11 @@ class Rows(Exchange):
         own = Table((self._grad.indices()[0].to(torch.int32), self._grad.values().contiguous()))
         return gather_tables(self.transport, own, _added_up, tag=self.tag(send))
 
-    def reduced(self, send: Send, token: Gathered) -> list[Part]:
+    def arrive(self, send: Send, token: Gathered) -> bool:
         token.work.wait()
+        return True
+
+    def reduced(self, send: Send, token: Gathered) -> list[Part]:
         (table,) = self.members
         if self.gives_rows:
             numbers, rows = _added_up(token.tables).columns

@@ -5,7 +5,13 @@ Three kinds of threads meet here:
     compute     offers gradients (`ready`), goes on at once; before a layer reads its parameters it waits (`wait`)
     starter     walks the plan's order round and round: waits for the unit, starts its Send, hands it on. The order of
                 starting is the same on all workers, so collectives match without anybody coordinating
-    finishers   as many as Sends may be in flight: wait for the reduction, apply the rule, spread values
+    finishers   wait for the reduction, apply the rule, spread values. A Send that is through with the network makes
+                room for the next at once, though the device may be busy with a layer before it takes the sum; so there
+                are more of them than Sends may be in flight
+
+A Send has the link to itself: that is faster than several that share it (each lengthens the queues that the others'
+messages stand in, at every step of a ring). But none may hold up what is needed sooner: if one takes PATIENCE times as
+long as the plan says, the next starts beside it; with MOST_LATE such, nothing does.
 
 Nothing deadlocks: finishers take Sends in the order they were started, so the first one that is not over anywhere is
 being carried out everywhere.
@@ -16,7 +22,9 @@ thread fails: `conductor.py`.
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,10 +34,17 @@ from typing import Any
 import torch
 
 from poseidon.comm.conductor import Conductor, Progress
-from poseidon.comm.events import CommListener, SendApplied, SendReduced, SendStarted, UnitDone, UnitReady
+from poseidon.comm.events import CommListener, SendApplied, SendLeft, SendReduced, SendStarted, UnitDone, UnitReady
 from poseidon.comm.exchange import Exchange
 from poseidon.comm.part import Apply, Part
 from poseidon.plan import CommPlan, Send, Turns
+
+NUM_APPLYING = 4  # Sends whose sums may wait for the device while others are on their way
+PATIENCE = 4.0
+MOST_LATE = 3
+
+Ticket = int
+"""Tells a Send of one iteration from the same one of the next."""
 
 
 @dataclass(slots=True)
@@ -50,12 +65,16 @@ class Scheduler(Conductor[_Sends]):
         super().__init__(plan, {exchange.unit.index: _Sends(exchange) for exchange in exchanges}, apply, listener)
         self._order = [send for send in plan.order if send.unit in self._units]
         self._turns = Turns(self._order, plan.in_flight)
+        self._patience_s = {send: PATIENCE * _expected_s(plan, send) for send in self._order}
+        self._due_s: dict[Ticket, float] = {}  # of Sends that have the link: until when
+        self._late: set[Ticket] = set()  # on their way, without the link
+        self._tickets = itertools.count()
         self._num_busy = 0  # finishers at work
         self._handed: deque[Callable[[], None]] = deque()  # to finishers
         self._starter = threading.Thread(target=self._run_starter, name="poseidon-starter", daemon=True)
         self._finishers = [
             threading.Thread(target=self._run_finisher, name=f"poseidon-finisher-{number}", daemon=True)
-            for number in range(min(plan.in_flight, len(self._order)))
+            for number in range(min(plan.in_flight + MOST_LATE + NUM_APPLYING, len(self._order)))
         ]
         for thread in (self._starter, *self._finishers):
             thread.start()
@@ -87,7 +106,7 @@ class Scheduler(Conductor[_Sends]):
             self._changed.notify_all()
         self._starter.join()
         with self._changed:
-            is_idle = self._num_busy == 0
+            is_idle = self._num_busy == 0 or all(progress.is_over for progress in self._units.values())
         if is_idle:
             for thread in self._finishers:
                 thread.join()
@@ -101,7 +120,8 @@ class Scheduler(Conductor[_Sends]):
     # -- starter ----------------------------------------------------------------------------------------------------
     def _run_starter(self) -> None:
         self._use_device()
-        while (send := self._next_send()) is not None:
+        while (started := self._next_send()) is not None:
+            send, ticket = started
             exchange = self._units[send.unit].exchange
             try:
                 token = exchange.begin(send)
@@ -109,17 +129,38 @@ class Scheduler(Conductor[_Sends]):
             except BaseException as problem:  # raised again to whoever waits
                 self._fail(problem, exchange)
                 return
-            self._hand_over(partial(self._reduce, send, token))
+            self._hand_over(partial(self._reduce, send, token, ticket))
 
-    def _next_send(self) -> Send | None:
+    def _next_send(self) -> tuple[Send, Ticket] | None:
         """Waits until a Send may start, and counts it as started; None if nothing starts any more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or self._turns.next_send() is not None)
-            if self._has_ended:
-                return None
-            send = self._turns.next_send()
-            self._turns.start()
-            return send
+            while not self._has_ended:
+                now_s = time.monotonic()
+                self._give_up_late(now_s)
+                send = self._turns.next_send()
+                if send is not None:
+                    self._turns.start()
+                    ticket = next(self._tickets)
+                    self._due_s[ticket] = now_s + self._patience_s[send]
+                    return send, ticket
+                may_wait = self._due_s and len(self._late) < MOST_LATE
+                self._changed.wait(min(self._due_s.values()) - now_s if may_wait else None)
+            return None
+
+    def _give_up_late(self, now_s: float) -> None:
+        for ticket, due_s in list(self._due_s.items()):
+            if due_s <= now_s and len(self._late) < MOST_LATE:
+                self._late.add(ticket)
+                del self._due_s[ticket]
+                self._turns.left()
+
+    def _leave(self, ticket: Ticket) -> None:
+        """A Send is through with the network; said twice of some."""
+        with self._changed:
+            self._late.discard(ticket)
+            if self._due_s.pop(ticket, None) is not None:
+                self._turns.left()
+            self._changed.notify_all()
 
     def _hand_over(self, job: Callable[[], None]) -> None:
         with self._changed:
@@ -141,21 +182,25 @@ class Scheduler(Conductor[_Sends]):
             with self._changed:
                 self._num_busy -= 1
 
-    def _reduce(self, send: Send, token: Any) -> None:
+    def _reduce(self, send: Send, token: Any, ticket: Ticket) -> None:
+        exchange = self._units[send.unit].exchange
         try:
-            parts = self._units[send.unit].exchange.reduced(send, token)
+            has_left = exchange.arrive(send, token)
+            if has_left:
+                self._tell(SendLeft(send.unit, send))
+                self._leave(ticket)
+            parts = exchange.reduced(send, token)
             self._tell(SendReduced(send.unit, send))
         except BaseException as problem:  # raised again to whoever waits
-            self._fail(problem, self._units[send.unit].exchange)
+            self._fail(problem, exchange)
             return
         if self.plan.barrier:
             with self._changed:
                 self._units[send.unit].held[send] = parts
+                self._changed.notify_all()
         else:
             self._finish(send, parts)
-        with self._changed:
-            self._turns.left()
-            self._changed.notify_all()
+        self._leave(ticket)
 
     def _finish(self, send: Send, parts: list[Part]) -> None:
         progress = self._units[send.unit]
@@ -188,3 +233,9 @@ class Scheduler(Conductor[_Sends]):
 
     def _abort(self, exchange: Exchange, reason: str) -> None:
         exchange.transport.abort(reason)
+
+
+def _expected_s(plan: CommPlan, send: Send) -> float:
+    """How long a Send should take, by the plan, with nothing else on the link."""
+    unit = plan.units[send.unit]
+    return unit.seconds * (send.stop - send.start) / unit.num_elems

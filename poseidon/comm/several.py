@@ -54,6 +54,12 @@ class Several(Exchange):
     def begin(self, send: Send) -> list[Any]:
         return [part.exchange.begin(part.sends[send]) for part in self._within(send)]
 
+    def arrive(self, send: Send, token: list[Any]) -> bool:
+        has_left = True
+        for part, own in zip(self._within(send), token, strict=True):
+            has_left &= part.exchange.arrive(part.sends[send], own)
+        return has_left
+
     def reduced(self, send: Send, token: list[Any]) -> list[Part]:
         found = []
         for part, own in zip(self._within(send), token, strict=True):

@@ -92,7 +92,7 @@ def make_plan(profile: NetProfile, cluster: Cluster, request: PlanRequest | None
         barrier=profile.needs_all_gradients,
         cluster=cluster,
         wire=request.wire,
-        in_flight=request.in_flight,
+        in_flight=request.num_in_flight,
         iteration_s=best.iteration_s,
         compute_s=profile.compute_s,
         pattern=request.pattern,
@@ -266,7 +266,7 @@ class Search:
         return 1 if self._request.keeps_whole(draft.scheme) else num_pieces(draft, chunk_bytes)
 
     def _play(self, schemes: Schemes, layout: Layout, drafts: tuple[Draft, ...], counts: Sequence[int]) -> Trial:
-        in_flight = self._request.in_flight
+        in_flight = self._request.num_in_flight
         pieces = [
             cut(unit, draft, number, barrier=self._barrier)
             for unit, (draft, number) in enumerate(zip(drafts, counts, strict=True))

@@ -35,7 +35,7 @@ def plan_table(plan: CommPlan) -> PlanTable:
 def _on_their_way(plan: CommPlan) -> str:
     if plan.pattern == "gpi":
         return "by notified puts (gpi): each as soon as its gradient is there"
-    return f"{plan.in_flight} sends on their way at most"
+    return "one send at a time" if plan.in_flight == 1 else f"{plan.in_flight} sends on their way at most"
 
 
 def plan_text(plan: CommPlan) -> str:

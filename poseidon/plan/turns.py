@@ -5,8 +5,9 @@ Sends start in the plan's order, round and round, one round an iteration. The ne
     its unit's gradient of that round is final, and
     fewer than `in_flight` are on their way.
 
-A Send is on its way until the unit's new values are in; behind a barrier, until its sum is here, since nothing is
-applied before all sums are. A unit is done when all its Sends have been applied.
+A Send is on its way until nothing of it will cross the network any more: of schemes in which every worker updates,
+until all is here that its sum is made of; of those with owners, until the new values are in; behind a barrier, until
+its sum is here, since nothing is applied before all sums are. A unit is done when all its Sends have been applied.
 
 Pure: no threads, no clock. Who calls it from several threads holds a lock.
 """

@@ -17,7 +17,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from poseidon.comm.events import SendApplied, SendReduced, SendStarted, UnitDone, UnitReady, WaitEnded, WaitStarted
+from poseidon.comm.events import (
+    SendApplied,
+    SendLeft,
+    SendReduced,
+    SendStarted,
+    UnitDone,
+    UnitReady,
+    WaitEnded,
+    WaitStarted,
+)
+from poseidon.comm.scheduler import MOST_LATE
 from poseidon.comm.server import PULL
 from poseidon.net import Net
 from poseidon.plan import CommPlan, Override, Scheme, Send
@@ -227,12 +237,31 @@ def test_no_delay_leads_to_a_deadlock_or_changes_a_bit(in_flight, size):
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_no_more_than_in_flight_are_on_their_way(in_flight):
     plan = plan_of(DEEP, 3, plain_request(overrides=MIXED, chunk_bytes=(160.0,), in_flight=in_flight))
+    plan = expecting(3600.0, plan)
     for log in run_workers(3, lambda transport: watched(plan, delayed(1)(transport), steps(3))):
-        under_way = most = 0
-        for entry in log.entries:
-            under_way += (type(entry) is SendStarted) - (type(entry) is SendApplied)
-            most = max(most, under_way)
-        assert most <= in_flight
+        assert most_under_way(log) <= in_flight
+
+
+def test_what_takes_longer_than_the_plan_says_loses_the_link():
+    plan = expecting(0.0, plan_of(DEEP, 3, plain_request(overrides=MIXED, chunk_bytes=(160.0,), in_flight=1)))
+    logs = run_workers(3, lambda transport: watched(plan, delayed(1)(transport), steps(3)))
+    assert all(1 < most_under_way(log) <= 1 + MOST_LATE for log in logs)
+
+
+def expecting(seconds: float, plan: CommPlan) -> CommPlan:
+    """The plan with every unit said to take so long."""
+    return replace(plan, units=tuple(replace(unit, seconds=seconds) for unit in plan.units))
+
+
+def most_under_way(log: Log) -> int:
+    most, under_way = 0, set[Send]()
+    for entry in log.entries:
+        if isinstance(entry, SendStarted):
+            under_way.add(entry.send)
+        elif isinstance(entry, SendLeft | SendApplied):
+            under_way.discard(entry.send)
+        most = max(most, len(under_way))
+    return most
 
 
 def test_every_unit_goes_through_its_events_in_order():
@@ -242,14 +271,14 @@ def test_every_unit_goes_through_its_events_in_order():
             num_sends = sum(send.unit == unit.index for send in plan.order)
             kinds = [type(e) for e in log.entries if getattr(e, "unit", None) == unit.index]
             kinds = [kind for kind in kinds if kind not in (WaitStarted, WaitEnded)]
+            has_owners = unit.scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER)
+            each = [SendStarted, *([] if has_owners else [SendLeft]), SendReduced, SendApplied]
             for once in (kinds[: len(kinds) // 2], kinds[len(kinds) // 2 :]):
                 assert once[0] is UnitReady
                 assert once[-1] is UnitDone
-                assert sorted(map(str, once[1:-1])) == sorted(
-                    map(str, [SendStarted, SendReduced, SendApplied] * num_sends)
-                )
+                assert sorted(map(str, once[1:-1])) == sorted(map(str, each * num_sends))
             for send in (send for send in plan.order if send.unit == unit.index):
-                places = [log.position(kind(unit.index, send)) for kind in (SendStarted, SendReduced, SendApplied)]
+                places = [log.position(kind(unit.index, send)) for kind in each]
                 assert places == sorted(places)
 
 
