@@ -2,6 +2,10 @@
 
     python -m bench.lab_worker --contender auto|gpi|ring|server|factors|factor-server|ddp|ddp-fp16 --subject alexnet …
 
+With --seen FOLDER every rank also writes `seen-<rank>.json`: what the simulator needs to play the same run, and what it
+has to agree with. That is the profile, the plan with the cluster as measured, and every event of communication with its
+time, on one clock for all ranks, since all hosts are this machine.
+
 Gradients and factors are real tensors of real sizes and really travel; what a GPU would compute is a sleep
 (`lab_device.py`), for all contenders alike.
 """
@@ -17,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from bench.lab_device import PacedDevice, Pauses
 from bench.lab_nets import GPU_FLOPS, GPU_UPDATE_ELEMS, SUBJECTS, Subject
 from poseidon.comm import Part, Scheduler, Taps, make_exchanges
+from poseidon.comm.events import CommEvent
 from poseidon.comm.factors import FactorExchange
 from poseidon.comm.notified.driver import NotifiedScheduler
 from poseidon.comm.notified.memory import Memory
@@ -39,6 +45,7 @@ from poseidon.spec import parse_net
 from poseidon.transport.c10d import C10dOptions, Master, connect
 from poseidon.transport.probe import probe
 
+HANDLED_BYTES = 32 << 20
 BRIEF_S = 1e-3  # less is Python, which a GPU's queue hides
 Iterate = Callable[[], None]
 
@@ -67,7 +74,8 @@ class Ours:
             memory = Memory(self.plan, exchanges, self.transport)
             self.scheduler = NotifiedScheduler(self.plan, exchanges, self._apply, memory)
         else:
-            self.scheduler = Scheduler(self.plan, exchanges, self._apply)
+            self.seen: list[list[Any]] = []
+            self.scheduler = Scheduler(self.plan, exchanges, self._apply, self._see if options.seen else None)
         self.taps = Taps(self.net, exchanges, self.scheduler)
         self._gradients = {entry.value: torch.zeros_like(entry.value) for entry in self.net.learnable}
         self._factors = {node.layer.name: _factors(node) for node in self.net.graph.nodes}
@@ -92,6 +100,11 @@ class Ours:
         else:
             request = PlanRequest(scheme=None if options.contender == "auto" else parse_scheme(options.contender))
         return make_plan(profile_net(self.net, self.times), cluster, request)
+
+    def _see(self, event: CommEvent) -> None:
+        send = getattr(event, "send", None)
+        place = None if send is None else [send.start, send.stop]
+        self.seen.append([time.perf_counter(), type(event).__name__, event.unit, place])
 
     def _stand_in(self, exchanges: list[Any]) -> None:
         """Products of factors take a GPU's time and give a gradient that nobody reads."""
@@ -128,6 +141,26 @@ class Ours:
                     parameter.grad = None if tap is not None else self._gradients[parameter]
                     self.taps.announce(parameter)
         self.taps.complete()
+
+    def measure_handling(self) -> None:
+        """Payload per second that goes through a host's processor while all hosts do the same: fresh memory filled."""
+        parts = [torch.zeros(HANDLED_BYTES // 16) for _ in range(4)]
+        seconds = []
+        for _ in range(3):
+            self.transport.barrier(60.0)
+            begin = time.perf_counter()
+            torch.cat(parts)
+            seconds.append(time.perf_counter() - begin)
+        self.handling_bps = HANDLED_BYTES * 8 / statistics.median(seconds)
+
+    def seen_json(self, begun: list[float]) -> dict[str, Any]:
+        return {
+            "handling_bps": self.handling_bps,
+            "profile": json.loads(profile_net(self.net, self.times).to_json()),
+            "plan": json.loads(self.plan.to_json()),
+            "begun": begun,
+            "events": self.seen,
+        }
 
     def close(self) -> None:
         self.scheduler.drain()
@@ -219,6 +252,7 @@ def main() -> None:
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--address", default=None)
     parser.add_argument("--pauses", type=float, default=0.0, help="how likely a worker pauses in an iteration")
+    parser.add_argument("--seen", type=Path, metavar="FOLDER", help="where ranks write what happened; of ours only")
     parser.add_argument("--calm", type=int, default=0, help="so many iterations are without pauses")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -229,16 +263,22 @@ def main() -> None:
     if options.compute_s is not None:
         subject = Subject(subject.net, subject.batch, options.compute_s)
     contender = (Ddp if options.contender.startswith("ddp") else Ours)(options, subject)
-    if rank == 0 and isinstance(contender, Ours):
-        print(contender.plan.table(), file=sys.stderr)
+    if isinstance(contender, Ours):
+        if options.seen:
+            contender.measure_handling()
+        if rank == 0:
+            print(contender.plan.table(), file=sys.stderr)
     pauses = Pauses(options.pauses, subject.compute_s / 2, options.calm + 2)
-    times = []
+    times, begun = [], []
     for iteration in range(options.iterations + 2):
         contender.device.begin(pauses.place(rank, iteration, 2 * contender.num_layers), pauses.seconds)
         begin = time.perf_counter()
         contender.iterate()
+        begun.append(begin)
         times.append(time.perf_counter() - begin)
     contender.close()
+    if options.seen and isinstance(contender, Ours):
+        (options.seen / f"seen-{rank}.json").write_text(json.dumps(contender.seen_json(begun)) + "\n")
     if rank == 0:
         facts = {
             "contender": options.contender,

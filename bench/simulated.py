@@ -1,0 +1,223 @@
+"""The simulator beside the lab: the same plan, on emulated hosts and in simulated time.
+
+    sudo python -m bench.simulated [--cases googlenet:auto:8:1gbit,…] [--iterations 8] [--json OUT] [--keep FOLDER]
+    python -m bench.simulated --seen FOLDER …                     what earlier runs have left (--keep), without the lab
+
+Every case is a run of the lab (`lab_worker.py`): net, scheme, hosts, rate of their links. What the workers measure
+before they start describes the cluster: α, o and β of the links (transport/probe.py), payload that a host's processor
+handles, and from the run itself how much compute varies from worker to worker (it is paced; what varies is when threads
+get a processor). The plan, with that description, is then played, and compared:
+
+    time    median of iterations, lab and simulated
+    order   starts: whether Sends start in the same order. events: of all pairs of events of an iteration (a unit is
+            ready, starts, ends) that lie further apart than 5% of it in the lab, how many come in the same order when
+            simulated
+
+All must agree to 10%, and in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.lab import ROOT
+from poseidon.plan import CommPlan, NetProfile
+from poseidon.simulate import Happening, Machines, play
+
+CASES = (
+    "alexnet:auto:8:1gbit",
+    "vgg19:auto:8:1gbit",
+    "resnet50:auto:8:1gbit",
+    "googlenet:auto:8:1gbit",
+    "alexnet:auto:4:1gbit",
+    "vgg19:auto:4:1gbit",
+    "resnet50:auto:4:1gbit",
+    "googlenet:auto:4:500mbit",
+    "googlenet:ring:4:1gbit",
+    "alexnet:server:4:1gbit",
+    "alexnet:factor-server:4:1gbit",
+    "alexnet:factors:4:500mbit",
+    "resnet50:server:4:2gbit",
+    "googlenet:factors:2:500mbit",
+)
+WARM_UP = 2
+APART = 0.05
+KINDS = {"UnitReady": "ready", "SendStarted": "start", "UnitDone": "end"}
+Key = tuple[str, int]
+"""Kind and unit of an event."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What all ranks of a run have seen. `begun`: by rank, when iterations began."""
+
+    profile: NetProfile
+    plan: CommPlan
+    handling_bps: float
+    begun: tuple[tuple[float, ...], ...]
+    events: tuple[list[list[Any]], ...]
+
+    @property
+    def iteration_s(self) -> float:
+        return statistics.median(b - a for rank in self.begun for a, b in itertools.pairwise(rank[WARM_UP:]))
+
+    def moments(self) -> list[dict[Key, list[float]]]:
+        """By rank: seconds after the beginning of the iteration, in each that counts, of every event."""
+        found = []
+        for begun, events in zip(self.begun, self.events, strict=True):
+            counts: dict[tuple[str, int, Any], int] = defaultdict(int)
+            moments: dict[Key, list[float]] = defaultdict(list)
+            for time_s, name, unit, place in events:
+                if name not in KINDS or (place is not None and place[0] != 0):
+                    continue
+                iteration = counts[name, unit, None]
+                counts[name, unit, None] += 1
+                if WARM_UP <= iteration < len(begun):
+                    moments[KINDS[name], unit].append(time_s - begun[iteration])
+            found.append(moments)
+        return found
+
+    def starts(self) -> list[Key]:
+        """Rank 0's Sends of one iteration, by unit and first element, as they started."""
+        first = [(unit, place[0]) for _, name, unit, place in self.events[0] if name == "SendStarted"]
+        number = len(self.plan.order)
+        return first[WARM_UP * number : (WARM_UP + 1) * number]
+
+    def jitter(self) -> float:
+        """Standard deviation of the time from a worker's first ready unit to its last, over compute."""
+        spans = []
+        for moments in self.moments():
+            ready = [times for (kind, _), times in moments.items() if kind == "ready"]
+            spans += [max(row) - min(row) for row in zip(*ready, strict=False)]
+        return min(0.5, statistics.pstdev(spans) / self.profile.compute_s) if len(spans) > 1 else 0.0
+
+
+def read_seen(folder: Path) -> Seen:
+    files = sorted(folder.glob("seen-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
+    found = [json.loads(path.read_text()) for path in files]
+    return Seen(
+        NetProfile.from_json(json.dumps(found[0]["profile"])),
+        CommPlan.from_json(json.dumps(found[0]["plan"])),
+        statistics.median(entry.get("handling_bps", math.inf) for entry in found),
+        tuple(tuple(entry["begun"]) for entry in found),
+        tuple(entry["events"] for entry in found),
+    )
+
+
+def run_lab(case: str, folder: Path, iterations: int) -> None:
+    """The case on fresh hosts; every rank writes what it has seen into the folder."""
+    subject, contender, hosts, rate = case.split(":")
+    command = [sys.executable, "-m", "bench.netlab", "run", "-n", hosts, "--rate", rate, "--"]
+    command += [sys.executable, "-m", "bench.lab_worker", "--contender", contender, "--subject", subject]
+    command += ["--iterations", str(iterations), "--seen", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
+    if done.returncode:
+        raise SystemExit(f"{case} failed (exit code {done.returncode}):\n{done.stderr[-2000:]}")
+
+
+def simulate(seen: Seen, iterations: int) -> tuple[float, dict[Key, float], list[Key]]:
+    """Median seconds of an iteration, when events come in it, and the order of Sends."""
+    machines = Machines(seen.plan.cluster, handling_bps=seen.handling_bps, jitter=seen.jitter())
+    heard: list[Happening] = []
+    played = play(
+        seen.plan,
+        seen.profile,
+        machines,
+        iterations,
+        lambda rank: (lambda _, what: heard.append(what)) if rank == 0 else None,
+    )
+    begins = [0.0, *itertools.accumulate(played.iteration_s[0])]
+    moments: dict[Key, list[float]] = defaultdict(list)
+    for what in heard:
+        if what.kind in KINDS.values() and what.iteration >= WARM_UP:
+            moments[what.kind, what.index].append(what.start_s - begins[what.iteration])
+    chunks = defaultdict(list)
+    for send in seen.plan.order:
+        chunks[send.unit].append(send.start)
+    moves = sorted(
+        (e for e in heard if e.kind == "move" and not e.is_pull and e.iteration == WARM_UP), key=lambda e: e.start_s
+    )
+    order = [(move.index, chunks[move.index][move.chunk or 0]) for move in moves]
+    median_s = statistics.median(seconds for worker in played.iteration_s for seconds in worker[WARM_UP:])
+    return median_s, {key: statistics.median(times) for key, times in moments.items()}, order
+
+
+def in_order(seen: Seen, simulated: dict[Key, float], iteration_s: float) -> float:
+    """The share of pairs of events, apart in the lab, that come in the same order when simulated."""
+    gathered: dict[Key, list[float]] = defaultdict(list)
+    for moments in seen.moments():
+        for key, times in moments.items():
+            gathered[key] += times
+    lab = {key: statistics.median(times) for key, times in gathered.items() if key in simulated}
+    pairs = [(a, b) for a, b in itertools.permutations(lab, 2) if lab[b] - lab[a] > APART * iteration_s]
+    same = sum(simulated[a] < simulated[b] for a, b in pairs)
+    return same / len(pairs) if pairs else 1.0
+
+
+def compare(case: str, folder: Path) -> dict[str, Any]:
+    seen = read_seen(folder)
+    simulated_s, moments, order = simulate(seen, iterations=10)
+    return {
+        "case": case,
+        "lab_s": seen.iteration_s,
+        "simulated_s": simulated_s,
+        "ratio": simulated_s / seen.iteration_s,
+        "planned_s": seen.plan.iteration_s,
+        "same_starts": sorted(order) == sorted(seen.starts()) and _same_order(order, seen.starts()),
+        "events_in_order": in_order(seen, moments, seen.iteration_s),
+        "jitter": seen.jitter(),
+        "handling_mbps": seen.handling_bps / 1e6,
+        "cluster": json.loads(seen.plan.cluster.to_json()),
+    }
+
+
+def _same_order(simulated: list[Key], lab: list[Key]) -> bool:
+    """Sends that start at the same moment may be told in any order."""
+    return [unit for unit, _ in simulated] == [unit for unit, _ in lab] or simulated == lab
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", default=",".join(CASES), help="NET:SCHEME:HOSTS:RATE, separated by commas")
+    parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--seen", type=Path, help="folders that earlier runs have left, instead of the lab")
+    parser.add_argument("--keep", type=Path, help="where to leave what the lab's workers have seen")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    results = []
+    print(f"{'case':32}{'lab':>9}{'simulated':>11}{'ratio':>8}{'plan':>9}{'starts':>8}{'events':>8}")
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in options.cases.split(","):
+            folder = (options.seen or options.keep or Path(scratch)) / case.replace(":", "-")
+            if options.seen is None:
+                folder.mkdir(parents=True, exist_ok=True)
+                run_lab(case, folder.resolve(), options.iterations)
+            result = compare(case, folder)
+            results.append(result)
+            print(
+                f"{case:32}{result['lab_s']:>8.3f}s{result['simulated_s']:>10.3f}s{result['ratio']:>8.2f}"
+                f"{result['planned_s']:>8.3f}s{'same' if result['same_starts'] else 'other':>8}"
+                f"{result['events_in_order'] * 100:>7.1f}%",
+                flush=True,
+            )
+    if options.json:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    off = [result["case"] for result in results if abs(result["ratio"] - 1) > 0.1 or not result["same_starts"]]
+    if off:
+        print(f"off by more than 10%, or in another order: {', '.join(off)}")
+    return 1 if off else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
