@@ -58,7 +58,7 @@ SLOW = 3.0
 ACCURACY = 0.985
 TARGET = 0.35  # of the loss, smoothed over SMOOTH clocks of all workers
 SMOOTH = 20
-MANAGED_STALENESS = 8
+MANAGED_STALENESS = 16  # fewer clocks: what must go would be more than a quarter
 LIMITS = {"throughput": (1.5, None), "samples": (None, 1.2), "balance": (1.8, None), "managed": (None, 0.9)}
 
 
