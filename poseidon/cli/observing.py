@@ -11,9 +11,12 @@ from poseidon.observe.options import ObserveOptions
 from poseidon.run.rendezvous import num_restarts
 
 # Flags that change what is computed, or how; the others say how it is started and shown.
-_OF_INTEREST = ("solver", "snapshot", "weights", "freeze", "renew", "gpu", "level", "stage", "workers", "hosts")
-_OF_INTEREST += ("hostfile", "threads", "dtype", "scheme", "schemes", "reduce", "pattern", "one_sided", "wire")
-_OF_INTEREST += ("sync_bn", "data_in_memory", "staleness", "balance", "bandwidth", "latency", "interface")
+_OF_INTEREST = (
+    *("solver", "snapshot", "weights", "freeze", "renew", "gpu", "level", "stage", "dtype", "threads"),
+    *("workers", "hosts", "hostfile", "interface", "bandwidth", "latency", "bandwidth_limit"),
+    *("scheme", "schemes", "reduce", "pattern", "one_sided", "wire", "sync_bn", "data_in_memory"),
+    *("staleness", "consistency", "servers", "balance"),
+)
 
 
 def observe_flags(flags: Flags) -> None:

@@ -49,13 +49,13 @@ class EffortTeam:
         self.agree, self.level, self.meet = team.agree, team.level, team.meet
         self.deal, self.state, self.restore = team.deal, team.state, team.restore
         self.efforts: tuple[Effort, ...] = (Effort(),) * size
-        self._team, self._size, self._own = team, size, own
+        self.inner, self._size, self._own = team, size, own
 
     def mean(self, values: Sequence[Tensor]) -> list[Tensor]:
         own = torch.tensor(astuple(self._own()), dtype=torch.float64)
         table = torch.zeros(self._size, own.numel(), dtype=torch.float64)
         table[self.rank] = own
-        *means, shares = self._team.mean([*values, table])
+        *means, shares = self.inner.mean([*values, table])
         self.efforts = tuple(_effort(row) for row in (shares * self._size).tolist())
         return means
 

@@ -48,6 +48,9 @@ class Observation:
             attempt(seat.table, self._open, by=0)
         self._effort = Effort()
         self._meter: Meter | None = None
+        self._own_meter: Meter | None = None  # of a worker that is alone
+        self._team: EffortTeam | None = None
+        self._metrics: Metrics | None = None
         self._tracing = Tracing(self._options, seat) if self._options.folder else None
         self._outcome = "ended"
 
@@ -88,17 +91,29 @@ class Observation:
         solver = self._solver
         if not self._options.has_metrics:
             return
-        if meter is None:
-            meter = Meter(Counters)
-            solver.callbacks.append(meter)
-        self._meter, self._is_alone = meter, self._seat.table is None
+        self._meter = meter or Meter(Counters)
+        self._own_meter = None if meter is not None else self._meter
+        if self._own_meter is not None:
+            solver.callbacks.append(self._own_meter)
         solver.listeners.append(self._hear)
         team = EffortTeam(solver.team, self._seat.size, lambda: self._effort)
-        solver.team = team
+        solver.team = self._team = team
         if self._seat.rank == 0:
-            solver.listeners.append(Metrics(self._sinks, lambda: team.efforts, self._samples(), self._started))
+            self._metrics = Metrics(self._sinks, lambda: team.efforts, self._samples(), self._started)
+            solver.listeners.append(self._metrics)
         if self._tracing is not None:
             self._tracing.attach(solver)
+
+    def _leave(self) -> None:
+        """The solver is as it was before it was watched."""
+        solver = self._solver
+        if self._own_meter is not None:
+            solver.callbacks.remove(self._own_meter)
+        for listener in (self._hear, self._metrics):
+            if listener in solver.listeners:
+                solver.listeners.remove(listener)
+        if self._team is not None and solver.team is self._team:
+            solver.team = self._team.inner
 
     def __enter__(self) -> Observation:
         return self
@@ -106,6 +121,7 @@ class Observation:
     def __exit__(
         self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leave()
         if self._tracing is not None:
             self._tracing.close(together=problem is None)
         if problem is not None:
@@ -123,7 +139,7 @@ class Observation:
 
     def _note(self, clock: int) -> None:
         assert self._meter is not None, "nobody listens before there is one"
-        last = self._meter.done(clock) if self._is_alone else self._meter.last
+        last = self._meter.last if self._own_meter is None else self._own_meter.done(clock)
         if last is not None:
             done = self._effort
             self._effort = Effort(

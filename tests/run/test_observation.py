@@ -149,6 +149,20 @@ def test_a_run_that_goes_on_goes_on_in_its_folder(tmp_path, param):
     assert json.loads((tmp_path / "r" / "run.json").read_text())["outcome"] == "trained to iteration 30"
 
 
+def test_a_solver_is_left_as_it_was(tmp_path, param):
+    solver = Solver(param)
+    before = (solver.team, solver.run, solver.net.program.observer)
+    for turn in range(2):
+        with Observation(
+            solver, ObserveOptions(str(tmp_path / f"r{turn}"), all_iterations=True), Seat()
+        ) as observation:
+            observation.join()
+            solver.step(2)
+        assert (solver.team, solver.run, solver.net.program.observer) == before
+        assert solver.listeners == solver.callbacks == []
+        assert read(tmp_path / f"r{turn}").traces[0].iterations == (2 * turn, 2 * turn + 1)
+
+
 def test_a_run_nobody_watches_is_left_alone(tmp_path, param):
     solver = Solver(param)
     with Observation(solver, ObserveOptions(), Seat()) as observation:
