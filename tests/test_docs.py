@@ -88,6 +88,7 @@ def command_lines(text: str) -> list[list[str]]:
 
 def check_command(words: list[str]) -> None:
     name = words[0].removeprefix(".venv/bin/")
+    words = words[: words.index(">")] if ">" in words else words
     is_tool = name in TOOLS
     if name in PROGRAMS and (is_tool or (len(words) > 1 and not words[1].startswith("--"))):
         parse(PROGRAMS[name], [re.sub(r"^\[|\]$", "", word) for word in words[1:]])

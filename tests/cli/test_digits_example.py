@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import subprocess
 from pathlib import Path
 
 from poseidon.data.datasets import make_dataset
@@ -54,3 +55,17 @@ def test_quickstart_names_the_files_that_training_writes():
     assert f"{param.snapshot_prefix}_iter_{param.snapshot}.solverstate" in script
     assert "--solver=examples/digits/solver.prototxt" in script
     assert param.max_iter % param.test_interval == 0  # so that training ends with a test
+    cluster = read_solver(ROOT / "examples" / "digits" / "cluster_solver.prototxt")
+    assert cluster.net == param.net
+    assert f"{cluster.snapshot_prefix}_iter_{cluster.max_iter}.caffemodel" in script
+    assert cluster.max_iter % cluster.test_interval == 0
+
+
+def test_quickstart_says_what_it_takes():
+    def start(*words):
+        return subprocess.run([ROOT / "quickstart.sh", *words], capture_output=True, text=True, check=False)
+
+    assert "two workers on this host" in start("--help").stdout
+    wrong = start("--clutser")
+    assert wrong.returncode == 2
+    assert "expected --cluster or nothing, got '--clutser'" in wrong.stderr

@@ -66,7 +66,7 @@ class Timeline {
     pen.fillRect(0, 0, width, this.height);
     this.hatch = this.hatchPattern(pen);
     this.drawAxis(pen, width);
-    for (const track of this.tracks) this.drawTrack(pen, track, width);
+    for (const track of this.tracks) this.drawTrack(pen, track);
     this.drawIterations(pen);
     if (this.chosen) this.drawChosen(pen);
   }
@@ -101,28 +101,10 @@ class Timeline {
     }
   }
 
-  drawTrack(pen, track, width) {
-    const isNetwork = track.kind === "network";
+  drawTrack(pen, track) {
     pen.fillStyle = this.colours.faint;
     pen.fillRect(this.gutter, track.top, this.inner, track.height);
-    pen.textAlign = "left";
-    const isNarrow = this.gutter < 100;
-    const middle = track.top + track.height / 2;
-    if (isNetwork) {
-      pen.fillStyle = this.colours.quiet;
-      pen.font = "11px system-ui, sans-serif";
-      pen.fillText(isNarrow ? "network" : `network`, 8, middle);
-    } else {
-      pen.fillStyle = this.colours.ink;
-      pen.font = "600 12px system-ui, sans-serif";
-      pen.fillText(`rank ${track.rank}`, 8, middle);
-      const after = 8 + pen.measureText(`rank ${track.rank} `).width;
-      if (!isNarrow && track.host) {
-        pen.font = "11px system-ui, sans-serif";
-        pen.fillStyle = this.colours.quiet;
-        pen.fillText(cut(pen, track.host, this.gutter - after - 6), after + 2, middle);
-      }
-    }
+    this.drawName(pen, track);
     pen.save();
     pen.beginPath();
     pen.rect(this.gutter, track.top, this.inner, track.height);
@@ -139,7 +121,24 @@ class Timeline {
     this.drawSpans(pen, track, over);
     this.drawInstants(pen, track, instants);
     pen.restore();
-    void width;
+  }
+
+  drawName(pen, track) {
+    const middle = track.top + track.height / 2;
+    pen.textAlign = "left";
+    if (track.kind === "network") {
+      pen.fillStyle = this.colours.quiet;
+      pen.font = "11px system-ui, sans-serif";
+      pen.fillText("network", 8, middle);
+      return;
+    }
+    pen.fillStyle = this.colours.ink;
+    pen.font = "600 12px system-ui, sans-serif";
+    pen.fillText(`rank ${track.rank}`, 8, middle);
+    const after = 10 + pen.measureText(`rank ${track.rank} `).width;
+    pen.font = "11px system-ui, sans-serif";
+    pen.fillStyle = this.colours.quiet;
+    pen.fillText(cut(pen, track.host, this.gutter - after - 6), after, middle);
   }
 
   drawSpans(pen, track, events) {
