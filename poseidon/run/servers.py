@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from poseidon.comm.stale.hub import Hub, HubOptions
 from poseidon.errors import UsageError
-from poseidon.run.stale_rule import RuleUpdate
+from poseidon.run.stale_rule import update_from
 from poseidon.transport import Transport
 
 
@@ -20,4 +20,4 @@ def workers_of(transport: Transport, num_servers: int) -> Transport | None:
 
 def serve_tables(transport: Transport, num_servers: int) -> None:
     """Serves until all workers have finished."""
-    Hub(transport, HubOptions(num_servers=num_servers, make_update=RuleUpdate)).close()
+    Hub(transport, HubOptions(num_servers=num_servers, make_update=update_from)).close()

@@ -15,7 +15,7 @@ from google.protobuf import text_format
 from torch import Tensor
 
 from poseidon.comm.stale.layout import TableSpec
-from poseidon.comm.stale.shard import Total
+from poseidon.comm.stale.shard import Addition, Total, Update
 from poseidon.comm.stale.units import UnitTable
 from poseidon.solver import Solver
 from poseidon.solver.rules import Hyper, Slot, rule_for
@@ -44,6 +44,7 @@ class RuleUpdate:
         self._owners = [_Owner(**owner) for owner in told["owners"]]
         self._rule = rule_for(self._param)
         self._histories: dict[int, tuple[Tensor, ...]] = {}
+        self._hyper: Hyper | None = None
 
     def histories(self, part: int) -> Sequence[Tensor]:
         if part not in self._histories:
@@ -52,9 +53,15 @@ class RuleUpdate:
             self._histories[part] = tuple(zeros)
         return self._histories[part]
 
+    def _hyper_of(self, total: Total) -> Hyper:
+        """The same for all parts of a clock."""
+        if self._hyper is None or (self._hyper.iteration, self._hyper.rate) != (total.number, total.rate):
+            hyper = Hyper.of(self._param, total.number, total.rate)
+            self._hyper = replace(hyper, iter_size=hyper.iter_size * self._divisor)
+        return self._hyper
+
     def apply(self, values: Tensor, total: Total) -> None:
-        hyper = Hyper.of(self._param, total.number, total.rate)
-        hyper = replace(hyper, iter_size=hyper.iter_size * self._divisor)
+        hyper = self._hyper_of(total)
         first = self._spec.spans[total.part].first * self._spec.width
         flats = [tensor.view(-1) for tensor in (values, total.sum, *self.histories(total.part))]
         slots, grads = [], []
@@ -65,6 +72,11 @@ class RuleUpdate:
                 slots.append(Slot(owner.name, value, tuple(history), owner.rate_mult, owner.decay_mult))
                 grads.append(grad)
         self._rule.update(slots, grads, hyper)
+
+
+def update_from(spec: TableSpec, text: str) -> Update:
+    """What a server makes of updates, as a worker tells it: a rule's, or (no text) their sum."""
+    return RuleUpdate(spec, text) if text else Addition()
 
 
 def rule_text(solver: Solver, table: UnitTable, divisor: int) -> str:

@@ -26,7 +26,6 @@ from poseidon.comm.stale.message import Kind, Message, as_bytes
 from poseidon.comm.stale.outgoing import ORDINARY, MessageScheduler
 from poseidon.comm.stale.protocol import Mode
 from poseidon.comm.stale.scheduler import StaleScheduler
-from poseidon.comm.stale.shard import Addition, Update
 from poseidon.comm.stale.table import Serving, open_table
 from poseidon.comm.stale.units import FlatTable, SliceTable, TableDense, TableFactors, UnitTable, cuts_outputs
 from poseidon.comm.wiring import factor_layout
@@ -34,7 +33,7 @@ from poseidon.errors import PlanError, UsageError
 from poseidon.net.layers.embed import Embed
 from poseidon.plan import STALE_SCHEMES, CommPlan, Scheme, Unit
 from poseidon.run.rule_site import RuleSite
-from poseidon.run.stale_rule import RuleUpdate, rule_text
+from poseidon.run.stale_rule import RuleUpdate, rule_text, update_from
 from poseidon.solver import Solver
 from poseidon.solver.clip import Clipping
 from poseidon.solver.rules import Hyper
@@ -271,9 +270,4 @@ def check_stale(solver: Solver, plan: CommPlan) -> None:
 
 def open_hub(transport: Transport, staleness: Staleness, outgoing: MessageScheduler | None = None) -> Hub:
     """This process's hub, worker or server; all processes call it together."""
-    return Hub(transport, HubOptions(staleness.num_servers, outgoing, make_update=_made_update))
-
-
-def _made_update(spec: TableSpec, text: str) -> Update:
-    """In managed mode servers only add, and are told nothing of a rule."""
-    return RuleUpdate(spec, text) if text else Addition()
+    return Hub(transport, HubOptions(staleness.num_servers, outgoing, make_update=update_from))

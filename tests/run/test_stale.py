@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from poseidon.errors import UsageError
-from poseidon.plan import STALE_SCHEMES, Cluster, CommPlan, PlanRequest, make_plan
+from poseidon.plan import STALE_SCHEMES, Cluster, CommPlan, PlanRequest, Scheme, make_plan
 from poseidon.run.agreement import Agreement
 from poseidon.run.distribute import DistributeOptions, distribute
 from poseidon.run.layer_times import estimated_times
@@ -37,13 +37,18 @@ def pictures(tmp_path) -> str:
     return write_pictures(tmp_path / "pictures")
 
 
-def plan_for(solver: Solver, size: int) -> CommPlan:
+def plan_for(solver: Solver, size: int, schemes: tuple[Scheme, ...]) -> CommPlan:
     profile = profile_net(solver.net, estimated_times(solver.net, 1e9), iter_size=1, needs_all_gradients=False)
-    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), PlanRequest(among=STALE_SCHEMES))
+    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), PlanRequest(among=schemes))
 
 
 def under_staleness(
-    size: int, param: caffe_pb2.SolverParameter, act: Callable[[Worker], Any], options: DistributeOptions
+    size: int,
+    param: caffe_pb2.SolverParameter,
+    act: Callable[[Worker], Any],
+    options: DistributeOptions,
+    *,
+    managed: bool = False,
 ) -> list[Any]:
     """What `act` returns on each worker; the servers that the options ask for come on top of `size`."""
 
@@ -54,7 +59,8 @@ def under_staleness(
             return None
         solver, heard = built(param)
         serving = transport if options.servers else None
-        with distribute(solver, workers, plan_for(solver, size), options, serving=serving) as distribution:
+        schemes = (Scheme.SERVER,) if managed else STALE_SCHEMES
+        with distribute(solver, workers, plan_for(solver, size, schemes), options, serving=serving) as distribution:
             return act(Worker(solver, heard, distribution, workers))
 
     return run_workers(size + options.servers, work)[:size]
@@ -83,6 +89,15 @@ def test_staleness_0_equals_one_worker(pictures, consistency, servers):
     alone, _ = built(solver_param(picture_net(pictures, 6, loss=loss)))
     alone.step(6)
     assert_close(found[0], parameters(alone))
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_managed_workers_have_the_same_in_the_end(pictures, servers):
+    """Each worker has applied its own rule, and everybody's changes have reached everybody."""
+    options = stale(1, consistency="ssp-managed", servers=servers)
+    found = under_staleness(3, solver_param(picture_net(pictures, 2)), step(6), options, managed=True)
+    for other in found[1:]:
+        assert_close(other, found[0])
 
 
 def test_tests_and_snapshots_are_at_a_common_clock(pictures, tmp_path):

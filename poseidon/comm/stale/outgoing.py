@@ -157,7 +157,7 @@ def empty_waiting(row_bytes: int) -> Waiting:
 
 def joined(head: bytes, payload: Tensor) -> Tensor:
     """A head and a payload in one piece."""
-    data = torch.empty(len(head) + len(payload), dtype=torch.uint8)
-    data[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
-    data[len(head) :] = payload
-    return data
+    data = np.empty(len(head) + len(payload), dtype=np.uint8)
+    data[: len(head)] = np.frombuffer(head, dtype=np.uint8)
+    data[len(head) :] = payload.numpy()
+    return torch.from_numpy(data)

@@ -182,6 +182,26 @@ def test_rows_nobody_asked_for_do_not_travel():
     assert max(with_tables(2, act)) < 20_000
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_messages_travel_in_fragments(kind):
+    """Shares of 1.2 MB, many times what a mailbox's slot holds, while short ones overtake them."""
+    start = torch.randn(6000, 100, generator=torch.Generator().manual_seed(3))
+
+    def act(tables: Tables) -> torch.Tensor:
+        long = tables.create("long", rows=6000, width=100, sparse=True, staleness=1, start=start)
+        short = tables.create("short", rows=3, width=1)
+        for clock in range(3):
+            long.get()
+            assert short.get().eq(2 * clock).all()
+            long.inc(torch.ones(6000, 100))
+            short.inc(torch.ones(3, 1))
+            tables.clock()
+        return drained(long)
+
+    for values in with_tables(2, act, kind=kind, tricks=Tricks(seed=4) if kind == "inproc" else None):
+        torch.testing.assert_close(values, start + 6)
+
+
 def test_a_worker_that_finishes_early_is_waited_for_no_longer():
     def act(tables: Tables) -> torch.Tensor:
         table = tables.create("t", rows=9, width=3, staleness=1)

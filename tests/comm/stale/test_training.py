@@ -18,6 +18,7 @@ from poseidon.plan import STALE_SCHEMES, Scheme
 from poseidon.run.stale_rule import RuleUpdate
 from poseidon.run.stale_updates import Staleness, check_stale
 from poseidon.solver.rules import Hyper
+from poseidon.spec import parse_solver
 from poseidon.transport import Transport
 from poseidon.transport.inproc import run_workers
 from poseidon.transport.onesided.inproc import Tricks
@@ -114,7 +115,8 @@ def test_the_ledger_of_gradients_adds_up(scheme, monkeypatch):
     lock = threading.Lock()
 
     def work(transport: Transport):
-        solver = solver_of(MLP, "SGD", MLP.batch, text="momentum: 0 weight_decay: 0")
+        solver = solver_of(MLP, "SGD", MLP.batch)
+        solver.param.momentum = solver.param.weight_decay = 0.0
         straggler = Straggler(3, transport.rank)
         updates = join_stale(MLP, plan, transport, solver, Staleness(3))
         start = values_of(solver)
@@ -239,7 +241,8 @@ def test_rules_see_the_iteration_and_rate_that_came_with_the_gradients(monkeypat
     plan = plan_of(MLP, 2, stale_request())
 
     def work(transport: Transport) -> None:
-        solver = solver_of(MLP, "SGD", MLP.batch, text='lr_policy: "step" gamma: 0.5 stepsize: 2')
+        solver = solver_of(MLP, "SGD", MLP.batch)
+        solver.param.MergeFrom(parse_solver('lr_policy: "step" gamma: 0.5 stepsize: 2'))
         updates = join_stale(MLP, plan, transport, solver, replace(Staleness(), clocks=1))
         solver.step(5)
         updates.drain()
