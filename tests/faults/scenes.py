@@ -215,8 +215,8 @@ def full_disk(scene: Scene) -> None:
     snaps = scene.folder / "snaps"
     scene.strike(lambda: scene.lab.on_disk_of(0, f"cat /dev/zero > {snaps}/filler || true"))
     failed = scene.wait_for("failed, training goes on", "No space left on device")
-    scene.running.wait_for("Iteration ", "iter/s", after=failed)
     scene.lab.on_disk_of(0, f"rm {snaps}/filler")
+    scene.running.wait_for("Iteration ", "iter/s", after=failed)
 
 
 def fetch_small_disk(scene: Scene) -> None:
@@ -269,6 +269,12 @@ FAULTS: dict[str, Fault] = {
     "slow link": Fault(slow_link, is_fatal=False),
     "clock skew": Fault(clock_skew, times=1, num_hosts=2, is_fatal=False, prepare=prepare_clock),
     "full disk": Fault(
-        full_disk, num_hosts=2, is_fatal=False, loses_snapshots=True, prepare=prepare_small_disk, fetch=fetch_small_disk
+        full_disk,
+        times=2,  # later there would not be the time to make room before the last snapshot, which must succeed
+        num_hosts=2,
+        is_fatal=False,
+        loses_snapshots=True,
+        prepare=prepare_small_disk,
+        fetch=fetch_small_disk,
     ),
 }
