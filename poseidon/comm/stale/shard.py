@@ -219,6 +219,8 @@ class Shard:
             wanted = held.news & held.subscribed
             held.news[:] = False
             return answers + [self._rows(part, held, worker, wanted[worker].nonzero()[:, 0]) for worker in workers]
+        for worker, reads in held.asked.items():  # who asked, because it waits, has its answer with this
+            held.asked[worker] = [read for read in reads if read.clock > held.state.version]
         if not self.spec.adds:
             return [self._whole(part, held, tuple(workers), 0)]
         return [self._whole(part, held, (worker,), held.entered[worker]) for worker in workers]
