@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bench.convergence import BATCH, FOLDER, LIMIT_POINTS, SCHEMES, STALENESS, SUBJECTS, WORKERS, Run, read_runs
+from bench.convergence import BATCH, FOLDER, LIMIT_POINTS, SCHEMES, STALENESS, SUBJECTS, WORKERS, Run, read_runs, setups
 from bench.papers_page import svg_of, table
 
 PAGE = FOLDER.parent / "convergence.md"
@@ -42,7 +42,7 @@ def accuracies_text(runs: Sequence[Run], single: Run) -> str:
     """A line per way to exchange, a column per number of workers."""
     ways: list[tuple[str, int | None]] = [(scheme, None) for scheme in SCHEMES]
     ways += [("server", staleness) for staleness in STALENESS]
-    rows = [["1 worker", f"**{single.accuracy:.2%}**", *[""] * (len(WORKERS) - 2)]]
+    rows = []
     for scheme, staleness in ways:
         cells = []
         for workers in WORKERS[1:]:
@@ -97,7 +97,9 @@ def write_page() -> None:
         (single,) = singles
         of_length = [run for run in mine if run.setup.iterations == single.setup.iterations]
         (FOLDER / f"{name}.svg").write_bytes(draw(of_length, subject.title))
-        heading = f"## {subject.title}\n\n{single.setup.iterations} iterations of {BATCH} records."
+        wanted = list(setups([name], list(WORKERS), single.setup.iterations))
+        count = f"{len(of_length)} of {len(wanted)} runs are here."
+        heading = f"## {subject.title}\n\n{single.setup.iterations} iterations of {BATCH} records. {count} One worker: **{single.accuracy:.2%}**."
         picture = f"![loss and accuracy](convergence/{name}.svg)"
         parts += [heading, accuracies_text(of_length, single), verdict_text(of_length, single), picture]
     parts.append("Raw data: [convergence/runs.jsonl](convergence/runs.jsonl), one run per line.")
