@@ -13,6 +13,7 @@ from pathlib import Path
 
 from poseidon.cli.cluster import entry_of, host_flags, hosts_asked, job_paths
 from poseidon.cli.command import Command, Flags, positive_number
+from poseidon.cli.terminal import busy
 from poseidon.cli.workers import job_environ
 from poseidon.run.doctor import Diagnosis, Request, diagnose, rate
 from poseidon.run.fleet import Fleet
@@ -37,7 +38,8 @@ def run(found: argparse.Namespace) -> int:
         files = tuple(job_paths(param, found))
         folder = str(Path(f"{param.snapshot_prefix}_").parent)
     entry = entry_of(found, files, job_environ(os.environ), silence_s=60.0)
-    with Fleet(hosts, entry, is_strict=False) as fleet:
+    looking = f"looking at {len(hosts)} host{'s' if len(hosts) > 1 else ''} and what is between them"
+    with busy(looking), Fleet(hosts, entry, is_strict=False) as fleet:
         diagnosis = diagnose(fleet, Request(files, folder, found.port))
     if found.json:
         print(json.dumps(diagnosis.to_json(), indent=1))

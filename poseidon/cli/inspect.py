@@ -11,6 +11,7 @@ import json
 import sys
 
 from poseidon.cli.command import Command, Flags, whole_number
+from poseidon.cli.terminal import busy
 from poseidon.errors import UsageError
 
 
@@ -48,7 +49,11 @@ def _compare(found: argparse.Namespace) -> int:
     from poseidon.inspect.difference import Verdict
     from poseidon.inspect.show import differences_value, print_differences
 
-    with open_contents(found.files[0], 0) as first, open_contents(found.files[1], 0) as second:
+    with (
+        busy("comparing"),
+        open_contents(found.files[0], 0) as first,
+        open_contents(found.files[1], 0) as second,
+    ):
         differences = compare(first, second)
     if found.json:
         print(json.dumps(differences_value(differences), indent=1, allow_nan=False))

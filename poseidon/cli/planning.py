@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from poseidon.cli.devices import solver_device
+from poseidon.cli.terminal import busy
 from poseidon.net import Net
 from poseidon.plan import Cluster, CommPlan, NetProfile, PlanRequest, make_plan, plan_table
 from poseidon.plan.table import HEADINGS, is_right_aligned
@@ -51,7 +52,8 @@ def profile_solver(param: caffe_pb2.SolverParameter, found: argparse.Namespace) 
 
 def _times(net: Net, found: argparse.Namespace, iter_size: int) -> list[LayerTime]:
     if found.measure:
-        return measured_times(net)
+        with busy("measuring layers"):
+            return measured_times(net)
     times = estimated_times(net, found.gpu_flops)
     if found.compute_ms is None:
         return times

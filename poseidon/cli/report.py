@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from poseidon.cli.command import Command, Flags, Operand
+from poseidon.cli.terminal import busy
 from poseidon.errors import UsageError
 
 
@@ -25,7 +26,8 @@ def run(found: argparse.Namespace) -> int:
     from poseidon.report.timeline import Shown, iterations_shown
     from poseidon.spec.files import write_atomically
 
-    recorded = read(found.run)
+    with busy(f"reading {found.run}"):
+        recorded = read(found.run)
     shown = Shown(*_range(found.iterations))
     if found.iterations and not iterations_shown(recorded, shown):
         known = sorted({iteration for trace in recorded.traces for iteration in trace.iterations})
@@ -35,7 +37,8 @@ def run(found: argparse.Namespace) -> int:
         )
     baseline = read(found.baseline) if found.baseline else None
     path = found.o or os.path.join(found.run, "report.html")
-    write_atomically(report(recorded, ReportOptions(shown, baseline)).encode(), path)
+    with busy(f"writing {path}"):
+        write_atomically(report(recorded, ReportOptions(shown, baseline)).encode(), path)
     print(f"{path}: open it in a browser ({Path(path).resolve().as_uri()})")
     return 0
 

@@ -53,8 +53,15 @@ def console() -> Console:
 @contextlib.contextmanager
 def loading(found: argparse.Namespace) -> Iterator[None]:
     """Around imports that take seconds: a terminal is told why nothing happens yet."""
-    if not has_display(found):
+    with busy("loading PyTorch") if has_display(found) else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def busy(what: str) -> Iterator[None]:
+    """Around what may take long and says nothing itself: on a terminal something moves, and tells what is done."""
+    if not sys.stderr.isatty():
         yield
         return
-    with console().status("loading PyTorch"):
+    with console().status(what):
         yield

@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 
 from poseidon.cli.command import Command, Flags, Operand
+from poseidon.cli.terminal import busy
 from poseidon.errors import UsageError
 from poseidon.record import Trace, read
 from poseidon.record.timeline import write_timeline
@@ -21,8 +22,10 @@ def declare(flags: Flags) -> None:
 def run(found: argparse.Namespace) -> int:
     first, last = _range(found.iterations)
     path = found.o or f"{found.run}/timeline.json"
-    traces = [_between(trace, first, last) for trace in read(found.run).traces]
-    num_events = write_timeline(path, traces)
+    with busy(f"reading {found.run}"):
+        traces = [_between(trace, first, last) for trace in read(found.run).traces]
+    with busy(f"writing {path}"):
+        num_events = write_timeline(path, traces)
     worst_s = max((trace.uncertainty_s for trace in traces), default=0.0)
     print(f"{path}: {num_events} events of {len(traces)} ranks; clocks agree to {worst_s * 1e6:.0f} µs")
     if sys.stdout.isatty():

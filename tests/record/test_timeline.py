@@ -11,6 +11,7 @@ from poseidon.cli import main
 from poseidon.errors import RecordError
 from poseidon.record import Event, Facts, Trace, TraceWriter, write_facts
 from poseidon.record.timeline import chrome_events, write_timeline
+from tests.cli.screen import run_on_terminal
 from tests.record import chrome_format
 
 # Rank 1's clock is 100 s behind: its events are those of the same moments.
@@ -106,6 +107,12 @@ def test_all_ranks_come_into_one_file(folder, tmp_path, capsys):
     names = {(e["name"], e["pid"], e["tid"]): next(iter(e["args"].values())) for e in entries if e["ph"] == "M"}
     assert names == NAMES
     assert [e["ph"] for e in entries[: len(NAMES)]] == ["M"] * len(NAMES)
+
+
+def test_a_terminal_is_told_what_takes_long(folder):
+    lines = run_on_terminal(main, ["trace", str(folder)], columns=200)
+    assert any(line.endswith(f"reading {folder}") for line in lines)
+    assert any(line.endswith(f"writing {folder}/timeline.json") for line in lines)
 
 
 def test_a_packed_timeline_is_the_same(folder, tmp_path):
