@@ -98,8 +98,8 @@ def write_page() -> None:
         of_length = [run for run in mine if run.setup.iterations == single.setup.iterations]
         (FOLDER / f"{name}.svg").write_bytes(draw(of_length, subject.title))
         wanted = list(setups([name], list(WORKERS), single.setup.iterations))
-        count = f"{len(of_length)} of {len(wanted)} runs are here."
-        heading = f"## {subject.title}\n\n{single.setup.iterations} iterations of {BATCH} records. {count} One worker: **{single.accuracy:.2%}**."
+        count = f"{len(of_length)} of {len(wanted)} runs are here. One worker: **{single.accuracy:.2%}**."
+        heading = f"## {subject.title}\n\n{single.setup.iterations} iterations of {BATCH} records. {count}"
         picture = f"![loss and accuracy](convergence/{name}.svg)"
         parts += [heading, accuracies_text(of_length, single), verdict_text(of_length, single), picture]
     parts.append("Raw data: [convergence/runs.jsonl](convergence/runs.jsonl), one run per line.")
