@@ -77,6 +77,6 @@ def test_the_image_has_the_command(image):
     done = subprocess.run(words, env=environ, cwd=image, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "--hostfile" in done.stdout
-    where = [f"{image}/opt/venv/bin/python", "-c", "import poseidon; print(poseidon.__file__)"]
+    where = [f"{image}/opt/venv/bin/python", "-I", "-c", "import poseidon; print(poseidon.__file__)"]
     found = subprocess.run(where, cwd=image, capture_output=True, text=True, check=True).stdout
     assert found.startswith(f"{image}/opt/venv/lib/"), "installed, not linked"
