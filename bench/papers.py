@@ -144,9 +144,11 @@ def on_poor_network(profile: NetProfile, cluster: Cluster) -> Forecast:
     return planned(profile, poor)
 
 
-def played(profile: NetProfile, cluster: Cluster, jitter: float = 0.0) -> Forecast:
+def played(
+    profile: NetProfile, cluster: Cluster, jitter: float = 0.0, among: tuple[Scheme, ...] = tuple(Scheme)
+) -> Forecast:
     """Our plan message by message, on workers whose compute varies by so much."""
-    _, plan = planned(profile, cluster)
+    plan = make_plan(profile, cluster, replace(LAYOUTS, among=among))
     return play(plan, profile, Machines(cluster, jitter=jitter), PLAYED_ITERATIONS).steady_s, plan
 
 
@@ -160,12 +162,14 @@ SYSTEMS: dict[str, Callable[[NetProfile, Cluster], Forecast]] = {
 }
 PARTS = ("latency", "wire", "rebuilding")
 POOR = "plan on a poor network"
-PLAYED, JITTERY = "plan, played", "plan, played with 2 % jitter"
+PLAYED, JITTERY, UNOWNED = "plan, played", "plan, played with 2 % jitter", "plan without owners, played"
+EVERYWHERE = tuple(scheme for scheme in Scheme if scheme not in (Scheme.SERVER, Scheme.FACTOR_SERVER))
 EXPLAINED = {
     **{f"plan without {part}": partial(without, part) for part in PARTS},
     POOR: on_poor_network,
     PLAYED: played,
     JITTERY: partial(played, jitter=0.02),
+    UNOWNED: partial(played, among=EVERYWHERE),
 }
 
 
