@@ -115,7 +115,11 @@ class Tracer:
 
     def take(self) -> list[Event]:
         """What was recorded since the last time."""
-        return [Event(*self._recorded.popleft()) for _ in range(len(self._recorded))]
+        return [Event(*row) for row in self.take_rows()]
+
+    def take_rows(self) -> list[tuple[Any, ...]]:
+        """The same as tuples of an event's fields, of which the last may be missing."""
+        return [self._recorded.popleft() for _ in range(len(self._recorded))]
 
     @property
     def num_recorded(self) -> int:

@@ -73,10 +73,10 @@ class Tracing:
 
     def _write(self) -> None:
         self._written_s = time.monotonic()
-        recorded = self.tracer.take()
+        recorded = self.tracer.take_rows()
         if self._writer is not None:
             try:
-                self._writer.write(recorded)
+                self._writer.write_rows(recorded)
             except RecordError as problem:
                 _log.warning("%s; tracing has ended, training goes on", problem)
                 self._writer = None

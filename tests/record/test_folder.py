@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
@@ -182,6 +183,14 @@ def test_what_is_written_is_the_text_above(tmp_path):
         trace.write([Event("backward", 'ip "1"', 7, 1.5, 0.25)])
         trace.write([Event("ready", "ip/0", 7, 1.75, unit=3), Event("move", "ip/0", 7, 1.7500001, 0.01, 4096, 3, 0)])
     assert (tmp_path / "trace-1.jsonl").read_text() == TRACE_TEXT
+
+
+def test_every_field_of_an_event_comes_back(tmp_path):
+    fields = itertools.product((None, 0.5), (None, 10), (None, 3), (None, 0))
+    events = tuple(Event("move", "ip/0", 7, float(number), *rest) for number, rest in enumerate(fields))
+    write_facts(tmp_path, Facts("run", (), 0.0))
+    TraceWriter(tmp_path, Trace(0, "a", 0.0, 0.0, 0.0, events)).close()
+    assert read(tmp_path).traces[0].events == events
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
