@@ -10,8 +10,8 @@ Three kinds of threads meet here:
                 are more of them than Sends may be in flight
 
 A Send has the link to itself: that is faster than several that share it (each lengthens the queues that the others'
-messages stand in, at every step of a ring). But none may hold up what is needed sooner: if one takes PATIENCE times as
-long as the plan says, the next starts beside it; with MOST_LATE such, nothing does.
+messages stand in, at every step of a ring). But none may hold up what is needed sooner: if one takes much longer than
+the plan says, the next starts beside it (`plan/turns.py`).
 
 Nothing deadlocks: finishers take Sends in the order they were started, so the first one that is not over anywhere is
 being carried out everywhere.
@@ -22,7 +22,6 @@ thread fails: `conductor.py`.
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections import deque
@@ -37,14 +36,8 @@ from poseidon.comm.conductor import Conductor, Progress
 from poseidon.comm.events import CommListener, SendApplied, SendLeft, SendReduced, SendStarted, UnitDone, UnitReady
 from poseidon.comm.exchange import Exchange
 from poseidon.comm.part import Apply, Part
-from poseidon.plan import CommPlan, Send, Turns
-
-NUM_APPLYING = 4  # Sends whose sums may wait for the device while others are on their way
-PATIENCE = 4.0
-MOST_LATE = 3
-
-Ticket = int
-"""Tells a Send of one iteration from the same one of the next."""
+from poseidon.plan import CommPlan, Holders, Send, Ticket, Turns, patience_s
+from poseidon.plan.turns import num_finishers
 
 
 @dataclass(slots=True)
@@ -65,16 +58,14 @@ class Scheduler(Conductor[_Sends]):
         super().__init__(plan, {exchange.unit.index: _Sends(exchange) for exchange in exchanges}, apply, listener)
         self._order = [send for send in plan.order if send.unit in self._units]
         self._turns = Turns(self._order, plan.in_flight)
-        self._patience_s = {send: PATIENCE * _expected_s(plan, send) for send in self._order}
-        self._due_s: dict[Ticket, float] = {}  # of Sends that have the link: until when
-        self._late: set[Ticket] = set()  # on their way, without the link
-        self._tickets = itertools.count()
+        self._patience_s = {send: patience_s(plan, send) for send in self._order}
+        self._holders = Holders()
         self._num_busy = 0  # finishers at work
         self._handed: deque[Callable[[], None]] = deque()  # to finishers
         self._starter = threading.Thread(target=self._run_starter, name="poseidon-starter", daemon=True)
         self._finishers = [
             threading.Thread(target=self._run_finisher, name=f"poseidon-finisher-{number}", daemon=True)
-            for number in range(min(plan.in_flight + MOST_LATE + NUM_APPLYING, len(self._order)))
+            for number in range(min(num_finishers(plan.in_flight), len(self._order)))
         ]
         for thread in (self._starter, *self._finishers):
             thread.start()
@@ -136,29 +127,20 @@ class Scheduler(Conductor[_Sends]):
         with self._changed:
             while not self._has_ended:
                 now_s = time.monotonic()
-                self._give_up_late(now_s)
+                for _ in range(self._holders.give_up(now_s)):
+                    self._turns.left()
                 send = self._turns.next_send()
                 if send is not None:
                     self._turns.start()
-                    ticket = next(self._tickets)
-                    self._due_s[ticket] = now_s + self._patience_s[send]
-                    return send, ticket
-                may_wait = self._due_s and len(self._late) < MOST_LATE
-                self._changed.wait(min(self._due_s.values()) - now_s if may_wait else None)
+                    return send, self._holders.take(now_s + self._patience_s[send])
+                due_s = self._holders.next_due_s
+                self._changed.wait(None if due_s is None else due_s - now_s)
             return None
-
-    def _give_up_late(self, now_s: float) -> None:
-        for ticket, due_s in list(self._due_s.items()):
-            if due_s <= now_s and len(self._late) < MOST_LATE:
-                self._late.add(ticket)
-                del self._due_s[ticket]
-                self._turns.left()
 
     def _leave(self, ticket: Ticket) -> None:
         """A Send is through with the network; said twice of some."""
         with self._changed:
-            self._late.discard(ticket)
-            if self._due_s.pop(ticket, None) is not None:
+            if self._holders.leave(ticket):
                 self._turns.left()
             self._changed.notify_all()
 
@@ -233,9 +215,3 @@ class Scheduler(Conductor[_Sends]):
 
     def _abort(self, exchange: Exchange, reason: str) -> None:
         exchange.transport.abort(reason)
-
-
-def _expected_s(plan: CommPlan, send: Send) -> float:
-    """How long a Send should take, by the plan, with nothing else on the link."""
-    unit = plan.units[send.unit]
-    return unit.seconds * (send.stop - send.start) / unit.num_elems

@@ -20,7 +20,7 @@ from poseidon.plan.simulate import Event, Timeline, simulate
 from poseidon.plan.sweep import Axis, Point, Setting, parse_sweep, sweep
 from poseidon.plan.sweep_table import sweep_json, sweep_text
 from poseidon.plan.table import PlanTable, plan_table
-from poseidon.plan.turns import Turns
+from poseidon.plan.turns import Holders, Ticket, Turns, patience_s
 
 __all__ = [
     "GPI",
@@ -36,6 +36,7 @@ __all__ = [
     "Event",
     "FactorShape",
     "Flow",
+    "Holders",
     "LayerProfile",
     "Load",
     "NetProfile",
@@ -49,6 +50,7 @@ __all__ = [
     "Scheme",
     "Send",
     "Setting",
+    "Ticket",
     "Timeline",
     "Turns",
     "Unit",
@@ -61,6 +63,7 @@ __all__ = [
     "parse_scheme",
     "parse_seconds",
     "parse_sweep",
+    "patience_s",
     "plan_table",
     "simulate",
     "sweep",

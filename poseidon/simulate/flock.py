@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from poseidon.simulate.agenda import Agenda
 from poseidon.simulate.machines import Machines
-from poseidon.simulate.network import Costs, Finished
+from poseidon.simulate.network import ARRIVED, HANDED_OVER, TAKEN, Costs, Finished, order_of
 from poseidon.simulate.waves import Collective, Shift, Wave
 
 Times = NDArray[np.float64]
@@ -30,8 +30,8 @@ Arrivals = tuple[NDArray[np.intp], NDArray[np.bool_]]
 class FlockRun:
     """A collective under way."""
 
-    def __init__(self, collective: Collective, costs: Costs, finished: Finished) -> None:
-        self.collective, self.costs, self.finished = collective, costs, finished
+    def __init__(self, number: int, collective: Collective, costs: Costs, finished: Finished) -> None:
+        self.number, self.collective, self.costs, self.finished = number, collective, costs, finished
         self.num_out = collective.num_nodes  # nodes that have not joined
         self.joined_s = np.zeros(collective.num_nodes)
         self.num_missing = [0] * collective.num_groups  # waves of a group that have not arrived
@@ -57,12 +57,14 @@ class Flock:
         self._up_free_s = np.zeros(machines.num_switches)
         self._down_free_s = np.zeros(machines.num_switches)
         self._sources: dict[object, NDArray[np.intp]] = {}
+        self._num_runs = 0
         self.bytes_sent = np.zeros(num_nodes)
         self.bytes_received = np.zeros(num_nodes)
 
     def begin(self, collective: Collective, finished: Finished) -> FlockRun:
         """A collective that nodes will join."""
-        return FlockRun(collective, Costs(self._machines, collective), finished)
+        self._num_runs += 1
+        return FlockRun(self._num_runs, collective, Costs(self._machines, collective), finished)
 
     def join(self, run: FlockRun, node: int) -> None:
         """The node starts now; what that leads to is looked at when all have."""
@@ -70,7 +72,7 @@ class Flock:
         run.num_out -= 1
         if run.num_out == 0:
             run.over_s = run.joined_s
-            self._release(run, None, run.joined_s)
+            self._release(run, None, run.joined_s, 0)
 
     def handle(self, node: int, num_bytes: float, call: Callable[[], None]) -> None:
         """The node's processor goes through so many bytes, then calls."""
@@ -82,30 +84,30 @@ class Flock:
         self._agenda.at(float(self._hands_free_s[node]), call)
 
     # -- a wave's way -----------------------------------------------------------------------------------------------
-    def _release(self, run: FlockRun, group: int | None, ready_s: Times) -> None:
+    def _release(self, run: FlockRun, group: int | None, ready_s: Times, order: int) -> None:
         for index in run.collective.released.get(group, ()):
-            self._at(ready_s, self._send, run, run.collective.waves[index])
+            self._at(ready_s, order, self._send, run, index)
 
-    def _at(self, times_s: Times, call: Callable[..., None], run: FlockRun, wave: Wave) -> None:
+    def _at(self, times_s: Times, order: int, call: Callable[..., None], run: FlockRun, index: int) -> None:
         """Calls at the earliest of these times, or now if that is over for some."""
-        self._agenda.at(max(float(times_s.min()), self._agenda.now_s), call, run, wave, times_s)
+        first_s = max(float(times_s.min()), self._agenda.now_s)
+        self._agenda.at(first_s, call, run, index, times_s, order=order)
 
-    def _send(self, run: FlockRun, wave: Wave, ready_s: Times) -> None:
+    def _send(self, run: FlockRun, index: int, ready_s: Times) -> None:
         """Through processors to interfaces."""
-        sizes = self._sizes(wave)
+        wave, costs = run.collective.waves[index], run.costs
+        if not (costs.overhead_s or costs.handling_s):
+            self._carry(run, index, ready_s)
+            return
         sends = self._senders(wave, run.collective.num_nodes)
-        costs = run.costs
-        if costs.overhead_s or costs.handling_s:
-            done_s = np.maximum(ready_s, self._hands_free_s) + (
-                costs.overhead_s * wave.width + sizes * costs.handling_s
-            )
-            self._hands_free_s = done_s if sends is None else np.where(sends, done_s, self._hands_free_s)
-            self._at(done_s, self._carry, run, wave)
-        else:
-            self._carry(run, wave, ready_s)
+        seconds = costs.overhead_s * wave.width + self._sizes(wave) * costs.handling_s
+        done_s = np.maximum(ready_s, self._hands_free_s) + seconds
+        self._hands_free_s = done_s if sends is None else np.where(sends, done_s, self._hands_free_s)
+        self._at(done_s, order_of(run.number, index, HANDED_OVER), self._carry, run, index)
 
-    def _carry(self, run: FlockRun, wave: Wave, ready_s: Times) -> None:
+    def _carry(self, run: FlockRun, index: int, ready_s: Times) -> None:
         """On the wire, and through the switches, to the other nodes' interfaces."""
+        wave = run.collective.waves[index]
         sizes = self._sizes(wave)
         sends = self._senders(wave, run.collective.num_nodes)
         wire_s = sizes * self._second_per_byte
@@ -122,26 +124,25 @@ class Flock:
         self.bytes_received += np.where(gets, sizes[sources] if isinstance(sizes, np.ndarray) else sizes, 0.0)
         self._in_free_s = np.where(gets, end_s, self._in_free_s)
         arrived_s = np.where(gets, end_s + run.costs.way_s * wave.width, run.joined_s)
-        self._receive(run, wave, _latest_of(arrived_s, wave.width))
-
-    def _receive(self, run: FlockRun, wave: Wave, arrived_s: Times) -> None:
-        costs = run.costs
-        if costs.overhead_s or costs.handling_s:
-            self._at(arrived_s, self._handle, run, wave)
+        arrived_s = _latest_of(arrived_s, wave.width)
+        if run.costs.overhead_s or run.costs.handling_s:
+            self._at(arrived_s, order_of(run.number, index, ARRIVED), self._handle, run, index)
         else:
-            self._take(run, wave, arrived_s)
+            self._take(run, index, arrived_s, ARRIVED)
 
-    def _handle(self, run: FlockRun, wave: Wave, arrived_s: Times) -> None:
+    def _handle(self, run: FlockRun, index: int, arrived_s: Times) -> None:
         """Processors wake up for them."""
+        wave = run.collective.waves[index]
         sources, gets = self._arrivals(wave, run.collective.num_nodes)
         sizes = self._sizes(wave)
         sizes = sizes[sources] if isinstance(sizes, np.ndarray) else sizes
         seconds = run.costs.overhead_s * wave.width + sizes * run.costs.handling_s
         done_s = np.maximum(np.maximum(arrived_s, run.joined_s), self._hands_free_s) + seconds
         self._hands_free_s = np.where(gets, done_s, self._hands_free_s)
-        self._take(run, wave, np.where(gets, done_s, arrived_s))
+        self._take(run, index, np.where(gets, done_s, arrived_s), TAKEN)
 
-    def _take(self, run: FlockRun, wave: Wave, arrived_s: Times) -> None:
+    def _take(self, run: FlockRun, index: int, arrived_s: Times, stage: int) -> None:
+        wave = run.collective.waves[index]
         arrived_s = np.maximum(arrived_s, run.joined_s)
         before_s = run.groups.get(wave.group)
         in_s = arrived_s if before_s is None else np.maximum(before_s, arrived_s)
@@ -153,11 +154,12 @@ class Flock:
             run.before_s = in_s
             run.over_s = np.maximum(run.over_s, in_s)
             del run.groups[wave.group]
-            self._release(run, wave.group, in_s)
+            self._release(run, wave.group, in_s, order_of(run.number, index, stage))
         run.num_left -= 1
         if run.num_left == 0:
             for node, over_s in enumerate(run.over_s.tolist()):
-                self._agenda.at(max(over_s, self._agenda.now_s), run.finished, node)
+                over_s = max(over_s, self._agenda.now_s)
+                self._agenda.at(over_s, run.finished, node, order=order_of(run.number, 0, 0))
 
     # -- who sends to whom ------------------------------------------------------------------------------------------
     @staticmethod

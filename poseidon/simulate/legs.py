@@ -24,8 +24,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from poseidon.plan import Cluster, CommPlan, CostModel, Load, NetProfile, Scheme, Send, Unit
+from poseidon.plan import CommPlan, CostModel, Load, NetProfile, Scheme, Send, Unit
 from poseidon.plan.cost import ROW_NUMBER_BYTES
+from poseidon.plan.turns import leaves_early, patience_s
 from poseidon.simulate.waves import Collective, gathered, pushed, summed_around, summed_in_pairs
 
 COUNT_BYTES = 8  # how many rows of a table come
@@ -50,7 +51,8 @@ class Trip:
     """A Send: its legs, and the device's seconds in between.
 
     With the last of the unit's Sends to arrive, whichever that is, come `last_bytes` for the processor and `last_s`
-    more for the device.
+    more for the device. `leaves_early`: it makes room for the next when its push is over. `patience_s`: how long it may
+    take before it does in any case.
     """
 
     send: Send
@@ -58,6 +60,8 @@ class Trip:
     push: Leg
     pull: Leg
     apply_s: float
+    patience_s: float
+    leaves_early: bool
     last_bytes: float = 0.0
     last_s: float = 0.0
 
@@ -81,7 +85,7 @@ class _Maker:
     """Makes the trips of one unit."""
 
     def __init__(self, plan: CommPlan, profile: NetProfile, unit: Unit, stride: int) -> None:
-        self.cluster: Cluster = plan.cluster
+        self.plan, self.cluster = plan, plan.cluster
         self.unit, self.stride = unit, stride
         model = CostModel(plan.cluster, plan.wire, plan.pattern)
         first = next(param for param in profile.params if param.name == unit.params[0])
@@ -96,10 +100,11 @@ class _Maker:
     def trip(self, send: Send, chunk: int) -> Trip:
         share = (send.stop - send.start) / self.unit.num_elems
         push, pull = _LEGS[self.unit.scheme](self, send)
+        leaving = (patience_s(self.plan, send), leaves_early(self.plan, send, self.elem_bytes))
         if self.unit.scheme is Scheme.FACTORS:  # one product for all rows
             rows_bytes = self.cluster.num_workers * self._factor_bytes(0, self.load.num_rows)
-            return Trip(send, chunk, push, pull, self.send_s, rows_bytes, self.apply_s)
-        return Trip(send, chunk, push, pull, self.apply_s * share + self.send_s)
+            return Trip(send, chunk, push, pull, self.send_s, *leaving, rows_bytes, self.apply_s)
+        return Trip(send, chunk, push, pull, self.apply_s * share + self.send_s, *leaving)
 
     # -- schemes ----------------------------------------------------------------------------------------------------
     def ring(self, send: Send) -> tuple[Leg, Leg]:

@@ -30,6 +30,15 @@ Finished = Callable[[int], None]
 """Told the node where a collective is over."""
 
 
+# What a message goes through, last first: of things at the same moment, what is furthest on its way comes first.
+TAKEN, ARRIVED, ENTERED, DESCENDED, CARRIED, HANDED_OVER = range(1, 7)
+
+
+def order_of(number: int, index: int, stage: int) -> int:
+    """The order of a message's stage among others at the same moment: by collective, wave and stage."""
+    return ((number << 20) + index << 3) + stage
+
+
 class Costs:
     """What messages of a collective take besides their bytes on the wire."""
 
@@ -45,10 +54,21 @@ class Costs:
 class Run:
     """A collective under way: by node, what it still waits for."""
 
-    __slots__ = ("collective", "costs", "early", "finished", "is_joined", "left", "missing", "out_s", "reached")
+    __slots__ = (
+        "collective",
+        "costs",
+        "early",
+        "finished",
+        "is_joined",
+        "left",
+        "missing",
+        "number",
+        "out_s",
+        "reached",
+    )
 
-    def __init__(self, collective: Collective, costs: Costs, num_lanes: int, finished: Finished) -> None:
-        self.collective, self.costs, self.finished = collective, costs, finished
+    def __init__(self, number: int, collective: Collective, costs: Costs, num_lanes: int, finished: Finished) -> None:
+        self.number, self.collective, self.costs, self.finished = number, collective, costs, finished
         self.is_joined = [False] * num_lanes
         self.early: list[list[tuple[int, float]]] = [[] for _ in range(num_lanes)]  # came before it had joined
         self.missing = [list(group[:num_lanes]) for group in collective.expected]
@@ -82,12 +102,14 @@ class Network:
         self._down_free_s = [0.0] * num_switches
         self._has_uplinks = num_lanes > 1 and num_switches > 1
         self._uplink_second_per_byte = 8 / machines.uplink_bps
+        self._num_runs = 0
         self.bytes_sent = [0.0] * num_lanes
         self.bytes_received = [0.0] * num_lanes
 
     def begin(self, collective: Collective, finished: Finished) -> Run:
         """A collective that nodes will join."""
-        return Run(collective, Costs(self._machines, collective), self._num_lanes, finished)
+        self._num_runs += 1
+        return Run(self._num_runs, collective, Costs(self._machines, collective), self._num_lanes, finished)
 
     def join(self, run: Run, node: int) -> None:
         """The node starts now."""
@@ -99,14 +121,14 @@ class Network:
 
     def handle(self, node: int, num_bytes: float, call: Callable[[], None]) -> None:
         """The node's processor goes through so many bytes, then calls."""
-        self._work(node, num_bytes * 8 / self._machines.handling_bps, call)
+        self._work(node, num_bytes * 8 / self._machines.handling_bps, 0, call)
 
-    def _work(self, node: int, seconds: float, call: Callable[..., None], *arguments: object) -> None:
+    def _work(self, node: int, seconds: float, order: int, call: Callable[..., None], *arguments: object) -> None:
         if not seconds:
             call(*arguments)
             return
         self._hands_free_s[node] = max(self._agenda.now_s, self._hands_free_s[node]) + seconds
-        self._agenda.at(self._hands_free_s[node], call, *arguments)
+        self._agenda.at(self._hands_free_s[node], call, *arguments, order=order)
 
     # -- a message's way --------------------------------------------------------------------------------------------
     def _release(self, run: Run, group: int | None, node: int) -> None:
@@ -116,7 +138,7 @@ class Network:
             wave = collective.waves[index]
             if wave.to(node, collective.num_nodes) is not None:
                 seconds = costs.overhead_s * wave.width + wave.bytes_of(node) * costs.handling_s
-                self._work(node, seconds, self._send, run, index, node)
+                self._work(node, seconds, order_of(run.number, index, HANDED_OVER), self._send, run, index, node)
 
     def _send(self, run: Run, index: int, node: int) -> None:
         """The interface takes it when its turn comes."""
@@ -125,7 +147,7 @@ class Network:
         self._out_free_s[node] = start_s + num_bytes * self._second_per_byte
         self.bytes_sent[node] += num_bytes
         if start_s > now_s:
-            self._agenda.at(start_s, self._carry, run, index, node)
+            self._agenda.at(start_s, self._carry, run, index, node, order=order_of(run.number, index, CARRIED))
         else:
             self._carry(run, index, node)
 
@@ -154,7 +176,8 @@ class Network:
         free_s[switch] = start_s + link_s
         letter.end_s = max(letter.end_s, start_s + link_s)
         if start_s > now_s:
-            self._agenda.at(start_s, then, letter)
+            order = order_of(letter.run.number, letter.index, DESCENDED if free_s is self._up_free_s else ENTERED)
+            self._agenda.at(start_s, then, letter, order=order)
         else:
             then(letter)
 
@@ -168,7 +191,8 @@ class Network:
         end_s = max(letter.end_s, max(self._agenda.now_s, self._in_free_s[to]) + wire_s)
         self._in_free_s[to] = end_s
         way_s = run.costs.way_s * run.collective.waves[letter.index].width
-        self._agenda.at(end_s + way_s, self._arrive, run, letter.index, to, letter.num_bytes)
+        order = order_of(run.number, letter.index, ARRIVED)
+        self._agenda.at(end_s + way_s, self._arrive, run, letter.index, to, letter.num_bytes, order=order)
 
     def _arrive(self, run: Run, index: int, node: int, num_bytes: float) -> None:
         if run.is_joined[node]:
@@ -180,7 +204,7 @@ class Network:
         """The processor wakes up for it."""
         wave, costs = run.collective.waves[index], run.costs
         seconds = costs.overhead_s * wave.width + num_bytes * costs.handling_s
-        self._work(node, seconds, self._take, run, wave.group, node)
+        self._work(node, seconds, order_of(run.number, index, TAKEN), self._take, run, wave.group, node)
 
     def _take(self, run: Run, group: int, node: int) -> None:
         run.missing[group][node] -= 1
@@ -202,4 +226,5 @@ class Network:
         """One thing less that the node waits for."""
         run.left[node] -= 1
         if run.left[node] == 0:
-            self._agenda.at(max(run.out_s[node], self._agenda.now_s), run.finished, node)
+            over_s = max(run.out_s[node], self._agenda.now_s)
+            self._agenda.at(over_s, run.finished, node, order=order_of(run.number, 0, 0))

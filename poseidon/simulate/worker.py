@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
 
-from poseidon.plan import CommPlan, NetProfile, Scheme, Send, Turns
+from poseidon.plan import CommPlan, Holders, NetProfile, Scheme, Send, Ticket, Turns
+from poseidon.plan.turns import num_finishers
 from poseidon.simulate.agenda import Agenda
 from poseidon.simulate.legs import Trip
 
@@ -96,6 +97,8 @@ class Worker:
         self._layers = script.profile.layers
         self._units_at = script.units_at
         self._turns = Turns(script.plan.order, script.plan.in_flight)
+        self._holders = Holders()
+        self._tickets: dict[int, Ticket] = {}  # by place in the order, of Sends that are on their way
         self._num_started = 0
         self._iteration = -1
         self._began_s = 0.0
@@ -198,6 +201,8 @@ class Worker:
 
     def _start(self) -> None:
         """Starts what may start."""
+        for _ in range(self._holders.give_up(self._agenda.now_s)):
+            self._turns.left()
         while (send := self._turns.next_send()) is not None:
             self._turns.start()
             iteration, place = divmod(self._num_started, len(self._script.trips))
@@ -208,19 +213,28 @@ class Worker:
         trip = self._script.trips[place]
         if trip.chunk == 0:
             self._see("start", send.unit, iteration, self._agenda.now_s)
+        due_s = self._agenda.now_s + trip.patience_s
+        self._tickets[place] = self._holders.take(due_s)
+        self._agenda.at(due_s, self._start)
         self._moves_since[place] = self._agenda.now_s
         self._roads.push(place, iteration, self.rank)
 
     def reduced(self, place: int, iteration: int) -> None:
         """All that a Send pushes has arrived."""
         self._moved(place, iteration, is_pull=False)
+        if self._script.plan.barrier or self._script.trips[place].leaves_early:
+            self._leave(place)
         if self._script.plan.barrier:
             self._num_reduced += 1
-            self._turns.left()
-            self._start()
             self._perhaps_release()
         else:
             self._apply(place, iteration)
+
+    def _leave(self, place: int) -> None:
+        """A Send is through with the network: room for another."""
+        if self._holders.leave(self._tickets.pop(place)):
+            self._turns.left()
+        self._start()
 
     def _moved(self, place: int, iteration: int, *, is_pull: bool) -> None:
         trip, now_s = self._script.trips[place], self._agenda.now_s
@@ -236,7 +250,7 @@ class Worker:
 
     def _end_after_release(self) -> None:
         iteration = self._iteration
-        while self._held and self._num_finishing < self._script.plan.in_flight:
+        while self._held and self._num_finishing < num_finishers(self._script.plan.in_flight):
             self._num_finishing += 1
             self._apply(self._held.popleft(), iteration)
         self._end()
@@ -275,9 +289,8 @@ class Worker:
             if self._held:
                 self._num_finishing += 1
                 self._apply(self._held.popleft(), iteration)
-        else:
-            self._turns.left()
-            self._start()
+        elif not self._script.trips[place].leaves_early:
+            self._leave(place)
         if self._waits_at is not None and self._done[self._awaited] >= self._iteration - 1:
             self._go_on()
 

@@ -27,10 +27,10 @@ from poseidon.comm.events import (
     WaitEnded,
     WaitStarted,
 )
-from poseidon.comm.scheduler import MOST_LATE
 from poseidon.comm.server import PULL
 from poseidon.net import Net
 from poseidon.plan import CommPlan, Override, Scheme, Send
+from poseidon.plan.turns import MOST_LATE
 from poseidon.transport import Transport
 from poseidon.transport.faulty import Faults, FaultyTransport
 from poseidon.transport.inproc import run_workers

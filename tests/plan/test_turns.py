@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from poseidon.plan import Send, Turns
+from poseidon.plan import (
+    Cluster,
+    FactorShape,
+    Holders,
+    LayerProfile,
+    NetProfile,
+    ParamProfile,
+    PlanRequest,
+    Scheme,
+    Send,
+    Turns,
+    make_plan,
+    patience_s,
+)
+from poseidon.plan.turns import MOST_LATE, PATIENCE, leaves_early
 
 A, B, REST_OF_A = Send(0, 0, 5), Send(1, 0, 3), Send(0, 5, 9)
 
@@ -89,3 +104,47 @@ def test_any_timing_gives_the_same_order(units, in_flight, random):
             waiting[move] -= 1
             turns.ready(move)
     assert seen == order * 2
+
+
+def test_a_send_that_takes_too_long_loses_its_place():
+    holders = Holders()
+    first, second = holders.take(5.0), holders.take(7.0)
+    assert holders.next_due_s == 5.0
+    assert holders.give_up(4.9) == 0
+    assert holders.give_up(5.0) == 1
+    assert holders.next_due_s == 7.0
+    assert not holders.leave(first)  # its place is gone already
+    assert holders.leave(second)
+    assert not holders.leave(second)
+    assert holders.next_due_s is None
+
+
+def test_so_many_may_be_late_and_no_more():
+    holders = Holders()
+    tickets = [holders.take(1.0) for _ in range(MOST_LATE + 2)]
+    assert holders.give_up(2.0) == MOST_LATE
+    assert holders.give_up(2.0) == 0
+    assert holders.next_due_s is None
+    assert not holders.leave(tickets[0])
+    assert holders.next_due_s == 1.0
+    assert holders.give_up(2.0) == 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "wire", "expected"),
+    [
+        (Scheme.RING, "fp32", True),
+        (Scheme.RING, "bf16", False),
+        (Scheme.SERVER, "fp32", False),
+        (Scheme.FACTORS, "bf16", True),
+        (Scheme.FACTOR_SERVER, "fp32", False),
+    ],
+)
+def test_who_makes_room_before_the_sum_is_made(scheme, wire, expected):
+    """Schemes with owners, and a narrow ring, whose owners sum, still have to hand out what is new."""
+    weight = ParamProfile("fc/0", (40, 30), factors=FactorShape(4, 40, 30))
+    profile = NetProfile((LayerProfile("fc", 0.1, 0.1, ("fc/0",)),), (weight,))
+    plan = make_plan(profile, Cluster((1, 1), 1e9), PlanRequest(scheme=scheme, wire=wire, among=(scheme,)))
+    assert all(leaves_early(plan, send, 4) is expected for send in plan.order)
+    assert patience_s(plan, plan.order[0]) >= 0
+    assert sum(patience_s(plan, send) for send in plan.order) == pytest.approx(PATIENCE * plan.units[0].seconds)
