@@ -1,6 +1,6 @@
 """The sections of the suite: each turns what one of the benchmarks measures into ratios.
 
-`quick` asks for few subjects and turns: all sections together stay below ten minutes on two cores.
+`quick` asks for few subjects and turns: all sections together are meant to take ten minutes on two cores.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from poseidon.errors import UsageError
 
 
 def declare(flags: Flags) -> None:
-    flags.switch("quick", help="few subjects and turns: at most ten minutes on two cores")
+    flags.switch("quick", help="few subjects and turns: meant to take ten minutes on two cores")
     flags.flag("sections", default="", metavar="LIST", help="some only, separated by commas")
     flags.flag("caffe", default="", metavar="FILE", help="BVLC Caffe's program, to be timed beside ours")
     flags.flag("against", default="", metavar="FILE", help="compare with this record, not with the last one")
