@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from poseidon.errors import RecordError
 from poseidon.record.event import KINDS, Event, Trace
 from poseidon.record.metric import PHASES, Metric, WorkerFigures
 from poseidon.record.run import FORMAT, KINDS_OF_RUN, Facts, Run
-from poseidon.record.writing import FACTS_FILE, METRICS_FILE
+from poseidon.record.writing import DIGITS, FACTS_FILE, METRICS_FILE
 
 T = TypeVar("T")
 
@@ -191,17 +191,17 @@ def _event(fields: _Fields) -> Event:
 
 
 def _aligned(event: Event, comparisons: list[_Comparison]) -> Event:
-    start_s = event.start_s + offset_at(event.start_s, comparisons)
-    return Event(
-        event.kind,
-        event.name,
-        event.iteration,
-        start_s,
-        event.duration_s,
-        event.num_bytes,
-        event.unit,
-        event.chunk,
-    )
+    """On rank 0's clock. Both ends are moved, so that what lies inside of another event stays inside."""
+    start_s = _moved(event.start_s, comparisons)
+    duration_s = event.duration_s
+    if duration_s is not None:
+        end_s = _moved(round(event.start_s + duration_s, DIGITS), comparisons)
+        duration_s = max(round(end_s - start_s, DIGITS), 0.0)
+    return replace(event, start_s=start_s, duration_s=duration_s)
+
+
+def _moved(time_s: float, comparisons: list[_Comparison]) -> float:
+    return round(time_s + offset_at(time_s, comparisons), DIGITS)
 
 
 def offset_at(time_s: float, comparisons: list[_Comparison]) -> float:

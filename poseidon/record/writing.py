@@ -21,6 +21,7 @@ from poseidon.record.run import FORMAT, Facts
 
 FACTS_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
+DIGITS = 7  # of an event's seconds
 
 
 def trace_file(rank: int) -> str:
@@ -195,7 +196,8 @@ class TraceWriter:
             self._heads[kind, name] = head
         line = f'{head}{iteration},"t":{start_s:.7f}'
         if duration_s is not None:
-            line += f',"d":{duration_s:.7f}'
+            # From rounded ends: events that end together still do when they are read.
+            line += f',"d":{round(start_s + duration_s, DIGITS) - round(start_s, DIGITS):.7f}'
         if num_bytes is not None:
             line += f',"b":{num_bytes}'
         if unit is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 
 import pytest
 
 from poseidon.errors import RecordError
 from poseidon.record import Event, Facts, Metric, MetricsWriter, Trace, TraceWriter, WorkerFigures, read, write_facts
+from poseidon.record.timeline import chrome_events
+from tests.record import chrome_format
 
 FACTS = {
     "format": "poseidon-run/1",
@@ -110,6 +113,20 @@ def test_clocks_that_drift_are_followed(tmp_path):
     (trace,) = read(folder_of(tmp_path, "", [text])).traces
     assert [event.start_s for event in trace.events] == [7.75, 18.0]
     assert (trace.offset_s, trace.uncertainty_s) == (5.0, 0.002)
+
+
+def test_what_lies_inside_stays_inside(tmp_path):
+    """Whatever the digits of times and offsets: events that begin or end together do so after writing and reading."""
+    chance = random.Random(5)
+    cuts = sorted(chance.random() * 1000 for _ in range(400))
+    events = [Event("forward", "", 0, a, b - a) for a, b in itertools.pairwise(cuts)]
+    events += [Event("iteration", "", 0, a, b - a) for a, b in zip(cuts[:-8:8], cuts[8::8], strict=True)]
+    write_facts(tmp_path, Facts("run", (), 0.0))
+    with TraceWriter(tmp_path, Trace(0, "a", 1 / 3, 0.0, 0.0)) as trace:
+        trace.write(events)
+        trace.compare(990.0, 1 / 3 + 0.0123456789, 0.0)
+    document = {"traceEvents": list(chrome_events(read(tmp_path).traces))}
+    chrome_format.check(document)
 
 
 @pytest.mark.parametrize(

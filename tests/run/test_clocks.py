@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import pytest
 
@@ -10,6 +11,10 @@ from poseidon.run import clocks
 from poseidon.run.clocks import ClockOffset, compare_clocks
 from poseidon.run.roundtable import Roundtable
 from poseidon.transport.inproc import run_workers
+from tests.transport.jobs import joined
+from tests.worker_process import Seat
+
+pytestmark = pytest.mark.xdist_group("workers")
 
 
 class Wire:
@@ -73,3 +78,18 @@ def test_workers_with_one_clock_differ_by_nothing():
 def test_a_process_has_one_clock():
     assert clocks.clock_name() == clocks.clock_name()
     assert len(clocks.clock_name().split()) == 2
+
+
+def compare_over_sockets(seat: Seat) -> list[float]:
+    """Processes of one host have one clock; here each says that its own is another, so many seconds ahead."""
+    with joined(seat) as transport:
+        found = compare_clocks(Roundtable(transport), lambda: time.perf_counter() + 1000 * seat.rank, str(seat.rank))
+        transport.barrier(30.0)
+        return [found.offset_s, found.uncertainty_s]
+
+
+def test_clocks_over_real_sockets(worker_pool):
+    by_rank = worker_pool.results(compare_over_sockets, 3)
+    assert by_rank[0] == [0.0, 0.0]
+    for rank, (offset_s, uncertainty_s) in enumerate(by_rank[1:], start=1):
+        assert abs(offset_s + 1000 * rank) <= uncertainty_s
