@@ -181,7 +181,7 @@ def conclude(record: Record, before: Record | None) -> int:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few subjects and turns: meant to take ten minutes on two cores")
+    parser.add_argument("--quick", action="store_true", help="few subjects and turns: meant to take ten minutes")
     parser.add_argument("--sections", default="", help="some only, separated by commas")
     parser.add_argument("--caffe", help="BVLC Caffe's program, to be timed beside ours")
     parser.add_argument("--against", type=Path, help="compare with this record, not with the last one")
