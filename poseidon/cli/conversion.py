@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from poseidon.errors import UsageError
 
 if TYPE_CHECKING:
-    from poseidon.convert.export import ExportReport, Trial
-    from poseidon.convert.to_caffe.convert import ImportReport
+    from poseidon.convert.report import ConversionReport, Trial
 
 
 def assigned(words: Iterable[str], flag: str, example: str) -> dict[str, str]:
@@ -35,7 +34,7 @@ def parse_shapes(words: Iterable[str]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def show_export(report: ExportReport, notes: Sequence[str], tolerance: float) -> int:
+def show_export(report: ConversionReport, notes: Sequence[str], tolerance: float) -> int:
     for path in report.files:
         print(f"wrote {path}")
     for note in (*notes, *report.notes):
@@ -43,7 +42,7 @@ def show_export(report: ExportReport, notes: Sequence[str], tolerance: float) ->
     return show_trials(report.trials, report.largest, tolerance)
 
 
-def show_import(report: ImportReport, tolerance: float) -> int:
+def show_import(report: ConversionReport, tolerance: float) -> int:
     for path in report.files:
         print(f"wrote {path}")
     for note in report.notes:

@@ -25,6 +25,7 @@ from poseidon.convert.deploy import Deployment, deployed
 from poseidon.convert.extents import Extents
 from poseidon.convert.fold import fold
 from poseidon.convert.inputs import random_inputs
+from poseidon.convert.report import ConversionReport, Trial
 from poseidon.convert.runtimes import Results, Trials, run_onnx, run_torch, run_torchscript
 from poseidon.convert.steps import outputs_of
 from poseidon.errors import SpecError, UsageError
@@ -57,25 +58,6 @@ class ExportOptions:
     seed: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One set of inputs through both sides."""
-
-    what: str
-    differences: tuple[Difference, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ExportReport:
-    files: tuple[Path, ...]
-    notes: tuple[str, ...]
-    trials: tuple[Trial, ...]
-
-    @property
-    def largest(self) -> float:
-        return max((each.relative for trial in self.trials for each in trial.differences), default=0.0)
-
-
 def net_to_export(model: str | Path, weights: str | Path | None, wanted: Deployment) -> tuple[Net, list[str]]:
     """The deployed net with its weights, and what the user should know about them."""
     net = Net(deployed(read_net(model), wanted), phase="TEST", seed=0)
@@ -88,7 +70,7 @@ def net_to_export(model: str | Path, weights: str | Path | None, wanted: Deploym
     return net, notes
 
 
-def export_net(net: Net, out: Path, options: ExportOptions) -> ExportReport:
+def export_net(net: Net, out: Path, options: ExportOptions) -> ConversionReport:
     """Writes the net (see `net_to_export`) and compares."""
     notes: list[str] = []
     reference = net
@@ -98,14 +80,14 @@ def export_net(net: Net, out: Path, options: ExportOptions) -> ExportReport:
         notes.append(f"folded into the weights before them: {', '.join(folded.layers) or 'nothing'}")
     if options.target in WEIGHTS_ONLY:
         path = _WEIGHTS[options.target](net, out)
-        return ExportReport((path,), tuple(notes), (Trial("read back", _read_back(net, path, options.target)),))
+        return ConversionReport((path,), tuple(notes), (Trial("read back", _read_back(net, path, options.target)),))
     extents = Extents(net.graph, fixed=options.fixed_batch)
     if extents.reason:
         notes.append(f"the batch size is fixed: {extents.reason}")
     files, more = _WRITERS[options.target](net, extents, out, options)
     notes += more
     trials = _trials(reference, extents, files[0], options) if options.check else ()
-    return ExportReport(tuple(files), tuple(notes), tuple(trials))
+    return ConversionReport(tuple(files), tuple(notes), tuple(trials))
 
 
 # -- whole models ---------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 
 from poseidon.convert.comparison import compare, run_net
-from poseidon.convert.export import Trial
 from poseidon.convert.inputs import random_inputs
+from poseidon.convert.report import ConversionReport, Trial
 from poseidon.convert.to_caffe.builder import NetBuilder
 from poseidon.errors import ConvertError, NetError
 from poseidon.net import Net
@@ -23,18 +22,9 @@ from poseidon.spec import write_text
 Original = Callable[[Mapping[str, Tensor]], list[np.ndarray]]
 
 
-@dataclass(frozen=True, slots=True)
-class ImportReport:
-    files: tuple[Path, ...]
-    notes: tuple[str, ...]
-    trials: tuple[Trial, ...]
-
-    @property
-    def largest(self) -> float:
-        return max((each.relative for trial in self.trials for each in trial.differences), default=0.0)
-
-
-def import_model(model: str | Path, weights: str | Path | None, out: Path, shapes: Mapping[str, Shape]) -> ImportReport:
+def import_model(
+    model: str | Path, weights: str | Path | None, out: Path, shapes: Mapping[str, Shape]
+) -> ConversionReport:
     """`model`: MODULE:FACTORY, FILE.py:FACTORY or a path that ends in .onnx."""
     model, weights = str(model), None if weights is None else str(weights)
     if model.endswith(".onnx"):
@@ -50,7 +40,7 @@ def import_model(model: str | Path, weights: str | Path | None, out: Path, shape
     caffemodel = prototxt.with_suffix(".caffemodel")
     caffe_net.save(caffemodel)
     trials = _trials(Net(prototxt, caffemodel), outputs, original)
-    return ImportReport((prototxt, caffemodel), tuple(_notes(caffe_net, outputs)), tuple(trials))
+    return ConversionReport((prototxt, caffemodel), tuple(_notes(caffe_net, outputs)), tuple(trials))
 
 
 def _from_torch(model: str, weights: str | None, shapes: Mapping[str, Shape]) -> tuple[NetBuilder, list[str], Original]:

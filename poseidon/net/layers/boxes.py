@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from poseidon.net.layer import Layer, Shape, count_of, text_of
 from poseidon.spec import caffe_pb2
 
 Code = caffe_pb2.PriorBoxParameter
@@ -85,3 +86,22 @@ def encoded(boxes: Tensor, priors: Tensor, variances: Tensor | None, code: int) 
         centre = (boxes[..., :2] + boxes[..., 2:] - priors[..., :2] - priors[..., 2:]) / 2
         offsets = torch.cat((centre / scale, (sizes(boxes) / scale).log()), -1)
     return offsets if variances is None else offsets / variances
+
+
+def check_predictions(layer: Layer, shapes: tuple[Shape, Shape, Shape], num_code_sets: int, num_classes: int) -> None:
+    """Raises unless there are codes and scores, of as many images, for each prior: one set of codes for all classes,
+    or one for each."""
+    codes, scores, priors = shapes
+    if len(priors) < 3 or priors[1] != 2 or count_of(priors, 2) % 4:
+        raise layer.error(f"needs priors 1 x 2 x (4 per box) as of PriorBox, got {text_of(priors)}")
+    num_priors = count_of(priors, 2) // 4
+    for what, shape, each in (("box codes", codes, 4 * num_code_sets), ("class scores", scores, num_classes)):
+        if not shape or count_of(shape, 1) != num_priors * each:
+            raise layer.error(
+                f"needs {num_priors * each} {what} per image, {each} for each of {num_priors} priors, "
+                f"got {text_of(shape)}"
+            )
+    if codes[0] != scores[0]:
+        raise layer.error(
+            f"needs box codes and class scores of as many images, got {text_of(codes)} and {text_of(scores)}"
+        )

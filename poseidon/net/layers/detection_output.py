@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from poseidon.net.layer import Layer, Shape, count_of, exactly, text_of
-from poseidon.net.layers.boxes import decoded, suppressed
+from poseidon.net.layer import Layer, Shape, exactly
+from poseidon.net.layers.boxes import check_predictions, decoded, suppressed
 from poseidon.net.registry import register
 
 
@@ -55,22 +55,7 @@ class DetectionOutput(Layer):
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         codes, scores, priors = bottom_shapes
         options = self.spec.detection_output_param
-        if len(priors) < 3 or priors[1] != 2 or count_of(priors, 2) % 4:
-            raise self.error(f"needs priors 1 x 2 x (4 per box) as of PriorBox, got {text_of(priors)}")
-        num_priors = count_of(priors, 2) // 4
-        for what, shape, each in (
-            ("box codes", codes, 4 * self._num_code_sets()),
-            ("class scores", scores, options.num_classes),
-        ):
-            if not shape or count_of(shape, 1) != num_priors * each:
-                raise self.error(
-                    f"needs {num_priors * each} {what} per image, {each} for each of {num_priors} priors, "
-                    f"got {text_of(shape)}"
-                )
-        if codes[0] != scores[0]:
-            raise self.error(
-                f"needs box codes and class scores of as many images, got {text_of(codes)} and {text_of(scores)}"
-            )
+        check_predictions(self, (codes, scores, priors), self._num_code_sets(), options.num_classes)
         return [(1, 1, 1, 7)]
 
     def _num_code_sets(self) -> int:

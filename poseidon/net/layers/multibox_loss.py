@@ -26,9 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from poseidon.net.layer import Shape, count_of, exactly, text_of
+from poseidon.net.layer import Shape, exactly, text_of
 from poseidon.net.layers.box_matching import NO_MATCH, hardest, matches
-from poseidon.net.layers.boxes import decoded, encoded, overlaps
+from poseidon.net.layers.boxes import check_predictions, decoded, encoded, overlaps
 from poseidon.net.layers.loss import LossLayer
 from poseidon.net.registry import register
 from poseidon.spec import caffe_pb2
@@ -79,21 +79,8 @@ class MultiBoxLoss(LossLayer):
     def reshape(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         codes, scores, priors, truth = bottom_shapes
         options = self.spec.multibox_loss_param
-        if len(priors) < 3 or priors[1] != 2 or count_of(priors, 2) % 4:
-            raise self.error(f"needs priors 1 x 2 x (4 per box) as of PriorBox, got {text_of(priors)}")
-        num_priors = count_of(priors, 2) // 4
         num_sets = 1 if options.share_location else options.num_classes
-        wanted = (("box codes", codes, 4 * num_sets), ("class scores", scores, options.num_classes))
-        for what, shape, each in wanted:
-            if not shape or count_of(shape, 1) != num_priors * each:
-                raise self.error(
-                    f"needs {num_priors * each} {what} per image, {each} for each of {num_priors} priors, "
-                    f"got {text_of(shape)}"
-                )
-        if codes[0] != scores[0]:
-            raise self.error(
-                f"needs box codes and class scores of as many images, got {text_of(codes)} and {text_of(scores)}"
-            )
+        check_predictions(self, (codes, scores, priors), num_sets, options.num_classes)
         if not truth or truth[-1] != 8:
             raise self.error(f"needs ground truth of 8 values per box, 1 x 1 x G x 8, got {text_of(truth)}")
         return [()]
