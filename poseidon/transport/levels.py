@@ -82,8 +82,15 @@ def _segment(wire: Transport, members: Sequence[int]) -> Segment:
     word = torch.zeros(32, dtype=torch.uint8)
     if wire.rank != leader:
         wire.recv(word, leader, SHARE_TAG).wait()
+        if not word.any():
+            raise TransportError(f"{wire.peers[leader]} has no shared memory to offer")
         return fetch(bytes(word.tolist()).decode(), SHARE_S)
-    counter = Counter()
+    try:
+        counter = Counter()
+    except TransportError:
+        for send in [wire.send(word, other, SHARE_TAG) for other in others]:  # no word: there is nothing to fetch
+            send.wait()
+        raise
     word.copy_(torch.frombuffer(bytearray(counter.word.encode()), dtype=torch.uint8))
     sends = [wire.send(word, other, SHARE_TAG) for other in others]
     layout = Layout(len(members))

@@ -106,9 +106,12 @@ class Counter:
 
     def __init__(self) -> None:
         self.word = secrets.token_hex(16)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(_address(self.word))
-        self._listener.listen()
+        try:
+            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listener.bind(_address(self.word))
+            self._listener.listen()
+        except OSError as problem:
+            raise TransportError(f"shared memory is handed out over local sockets without a name: {problem}") from None
 
     def hand_out(self, descriptor: int, num_bytes: int, num_receivers: int, timeout_s: float) -> None:
         """Returns when so many have got it."""

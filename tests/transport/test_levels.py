@@ -201,6 +201,17 @@ def test_if_one_cannot_share_all_use_the_network(monkeypatch):
     assert "did not fetch its shared memory" in problems[0]
 
 
+def test_if_a_leader_has_nothing_to_offer_nobody_waits_for_it(monkeypatch):
+    class Broken:
+        def __init__(self) -> None:
+            raise TransportError("no local sockets here")
+
+    monkeypatch.setattr(levels, "Counter", Broken)
+    found = run_workers(3, lambda transport: share_nodes(transport, (0, 0, 1)), timeout_s=20)
+    assert [sharing.transport.levels for sharing in found] == [None] * 3
+    assert {sharing.problem for sharing in found} == {f"{found[0].transport.peers[0]}: no local sockets here"}
+
+
 @pytest.mark.parametrize("loser", [0, 1, 2])
 def test_who_fails_while_others_wait_in_memory_is_named(loser):
     def work(flat: Transport) -> tuple[int, ...]:

@@ -309,9 +309,7 @@ class SocketEndpoint:
                 return
             self._lost = ranks
         self._tell_loss(ranks, reason)
-        error = PeerLost(f"{names_of(self.peers, ranks)} {reason}", ranks)
-        self._fail_reads(error, None)
-        self._board.fail(error)
+        self._end_waits(PeerLost(f"{names_of(self.peers, ranks)} {reason}", ranks))
 
     def _tell_loss(self, ranks: tuple[int, ...], reason: str) -> None:
         text = json.dumps({"ranks": list(ranks), "reason": reason[: MAX_TEXT_BYTES // 8]}).encode()
@@ -319,13 +317,17 @@ class SocketEndpoint:
             if not link.has_left and link.rank not in ranks:
                 self._reactor.say(link, header(LOST, length=len(text)), memoryview(text))
 
-    def _fail_reads(self, error: PeerLost, rank: int | None) -> None:
+    def _end_waits(self, error: TransportError) -> None:
+        self._fail_reads(error, None)
+        self._board.fail(error)
+
+    def _fail_reads(self, error: TransportError, rank: int | None) -> None:
         """Fails reads, those from one rank or all."""
         with self._lock:
             reads = [work for work, _ in self._reads.values() if rank is None or rank in work.ranks]
             self._reads = {n: entry for n, entry in self._reads.items() if entry[0] not in reads}
         for work in reads:
-            work.fail(PeerLost(f"{error}; while {work.what}", error.ranks))
+            work.fail(type(error)(f"{error}; while {work.what}", error.ranks))
 
     def abort(self, reason: str) -> None:
         with self._lock:
@@ -333,7 +335,7 @@ class SocketEndpoint:
                 return
             self._lost = (self.rank,)
         self._tell_loss((self.rank,), f"gave up: {reason}")
-        self._board.fail(PeerLost(f"{self.peers[self.rank]} gave up: {reason}", (self.rank,)))
+        self._end_waits(PeerLost(f"{self.peers[self.rank]} gave up: {reason}", (self.rank,)))
 
     def close(self) -> None:
         if self._closed:
@@ -345,7 +347,7 @@ class SocketEndpoint:
         for link in self._links.values():
             link.close()
         self._segments.close()
-        self._board.fail(TransportError(f"the one-sided endpoint of rank {self.rank} is closed"))
+        self._end_waits(TransportError(f"the one-sided endpoint of rank {self.rank} is closed"))
 
     def _leave(self) -> None:
         """Says goodbye behind everything else, and waits for it to be out, as long as anything leaves at all."""

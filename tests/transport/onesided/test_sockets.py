@@ -137,6 +137,24 @@ def test_what_must_not_come_ends_the_connection(half, frame, text):
     assert memory.sum() == 0
 
 
+@pytest.mark.parametrize(
+    ("end_it", "kind", "text"),
+    [
+        (lambda end: end.abort("enough"), PeerLost, "gave up: enough; while reading 4 bytes from segment 0 of rank 1"),
+        (lambda end: end.close(), TransportError, "is closed; while reading 4 bytes from segment 0 of rank 1"),
+    ],
+    ids=["abort", "close"],
+)
+def test_reads_under_way_end_with_the_endpoint(half, end_it, kind, text):
+    end, other = half
+    other.sendall(header(SEGMENT, segment=0, value=4))
+    work = end.read(torch.zeros(4, dtype=torch.uint8), Spot(1, 0))
+    assert not work.done()
+    end_it(end)
+    with pytest.raises(kind, match=text):
+        work.wait(10.0)
+
+
 def test_urgent_puts_pass_between_the_frames_of_long_ones(half):
     end, other = half
     other.sendall(header(SEGMENT, segment=0, value=12 << 20) + header(SEGMENT, segment=1, value=1))
