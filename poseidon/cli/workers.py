@@ -34,6 +34,7 @@ from poseidon.run.exits import MISTAKE, YIELDED
 from poseidon.run.launcher import LocalJob, launch
 from poseidon.run.options import CONSISTENCIES, MANAGED, ROW_ORDERS, DistributeOptions, check_stats_path
 from poseidon.run.rendezvous import JOB, RESTART, SECRET, Place
+from poseidon.transport.handshake import make_secret
 
 ONE_SIDED = ("sockets", "mpi")
 REDUCTIONS = ("average", "sum")
@@ -243,7 +244,7 @@ def worker_command(found: argparse.Namespace) -> tuple[str, ...]:
 def job_environ(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment of a job that starts here: its name, and a secret of its own unless it was given one."""
     named = {JOB: environ.get(JOB) or f"{os.getpid()}-{secrets.token_hex(4)}"}
-    return {**environ, **named, SECRET: environ.get(SECRET) or secrets.token_hex(32)}
+    return {**environ, **named, SECRET: environ.get(SECRET) or make_secret()}
 
 
 def teller() -> Callable[[str], None]:

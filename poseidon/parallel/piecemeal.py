@@ -63,14 +63,6 @@ def settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value.clone() if isinstance(value, Tensor) else value for key, value in settings.items()}
 
 
-def same_settings(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(bool(torch.as_tensor(_equal(one[key], other[key])).all()) for key in one)
-
-
-def _equal(one: Any, other: Any) -> Any:
-    return one == other if type(one) is type(other) or not isinstance(one, Tensor) else one == torch.as_tensor(other)
-
-
 def step_some(
     optimizer: Optimizer, settings: Sequence[Mapping[str, Any]], grads: Sequence[Sequence[tuple[nn.Parameter, Tensor]]]
 ) -> None:
