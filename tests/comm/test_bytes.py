@@ -17,12 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from poseidon.plan import PlanRequest, Scheme
-from poseidon.transport import Transport
+from poseidon.plan import Scheme
 from poseidon.transport.cutting import DIRECT_BYTES
-from poseidon.transport.inproc import run_workers
 from tests.comm.nets import WORDS, Case
-from tests.comm.training import join, plain_request, plan_of, solver_of
+from tests.comm.training import bytes_of_an_iteration, plain_request, plan_of
 
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -70,23 +68,6 @@ SIZES = (
     Sizes(6, 6, 2, transposed=True),
     Sizes(3, 13, 5, transposed=True),
 )
-
-
-def bytes_of_an_iteration(case: Case, request: PlanRequest, size: int) -> list[int]:
-    """What every worker sends in its third iteration."""
-    plan = plan_of(case, size, request, torch.float32)
-
-    def work(transport: Transport) -> int:
-        worker = join(case, plan, transport, solver_of(case, "SGD", case.batch, torch.float32))
-        worker.solver.step(2)
-        worker.updates.drain()
-        before = transport.bytes_sent
-        worker.solver.step(1)
-        worker.updates.drain()
-        worker.close()
-        return transport.bytes_sent - before
-
-    return run_workers(size, work)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])

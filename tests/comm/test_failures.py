@@ -12,12 +12,12 @@ import torch
 from poseidon.comm.events import SendApplied, SendReduced, SendStarted, UnitDone, UnitReady
 from poseidon.comm.exchange import Exchange
 from poseidon.errors import PeerLost, PoseidonError, TransportError
-from poseidon.plan import CommPlan, Override, Scheme
+from poseidon.plan import Override, Scheme
 from poseidon.transport import Transport
 from poseidon.transport.faulty import Drop, Faults, FaultyTransport
 from poseidon.transport.inproc import run_workers
 from tests.comm.nets import DEEP
-from tests.comm.training import Worker, join, plain_request, plan_of, solver_of
+from tests.comm.training import Worker, caught, join, join_deep, plain_request, plan_of, solver_of
 from tests.comm.watching import PATIENCE_S, HoldingTransport
 
 SCHEMES = (Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER)
@@ -25,22 +25,6 @@ SCHEMES = (Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER)
 
 def comm_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("poseidon-")]
-
-
-def join_deep(plan: CommPlan, transport: Transport, listener=None) -> Worker:
-    return join(DEEP, plan, transport, solver_of(DEEP, "SGD", DEEP.batch), listener=listener)
-
-
-def caught(worker: Worker, steps: int = 4) -> BaseException:
-    """What training ends with."""
-    try:
-        worker.solver.step(steps)
-        worker.updates.drain()
-    except Exception as problem:
-        return problem
-    finally:
-        worker.close()
-    raise AssertionError("nothing was raised")
 
 
 def exchange_of(worker: Worker, layer: str) -> Exchange:

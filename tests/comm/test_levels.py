@@ -9,8 +9,6 @@ import pytest
 import torch
 
 from poseidon.plan import PlanRequest, Scheme
-from poseidon.transport import Transport
-from poseidon.transport.inproc import run_workers
 from tests.comm.nets import CASES, CLIPPED, LENET, MLP, WORDS, Case
 from tests.comm.test_bytes import WIDTHS, Sizes
 from tests.comm.test_exact import LAYOUTS, SCHEMES
@@ -18,12 +16,10 @@ from tests.comm.training import (
     SOLVERS,
     assert_like_one_worker,
     assert_replicas,
-    join,
-    on_nodes,
+    bytes_of_an_iteration,
     one_worker,
     plain_request,
     plan_of,
-    solver_of,
     train,
 )
 
@@ -74,20 +70,7 @@ def test_the_same_nodes_give_the_same_bits_again():
 # -- bytes ------------------------------------------------------------------------------------------------------------
 def sent_by_nodes(case: Case, request: PlanRequest, nodes: tuple[int, ...]) -> list[int]:
     """What the workers of each node send to other nodes in the third iteration, together."""
-    plan = plan_of(case, nodes, request, torch.float32)
-
-    def work(flat: Transport) -> int:
-        transport = on_nodes(flat, plan)
-        worker = join(case, plan, transport, solver_of(case, "SGD", case.batch, torch.float32))
-        worker.solver.step(2)
-        worker.updates.drain()
-        before = transport.bytes_sent
-        worker.solver.step(1)
-        worker.updates.drain()
-        worker.close()
-        return transport.bytes_sent - before
-
-    sent = iter(run_workers(sum(nodes), work))
+    sent = iter(bytes_of_an_iteration(case, request, nodes))
     return [sum(itertools.islice(sent, count)) for count in nodes]
 
 

@@ -24,7 +24,7 @@ from poseidon.transport import Transport
 from poseidon.transport.inproc import run_workers
 from poseidon.transport.levels import share_nodes
 from poseidon.transport.onesided.inproc import Tricks
-from tests.comm.nets import Case
+from tests.comm.nets import DEEP, Case
 
 SOLVERS = {
     "SGD": "base_lr: 0.05 momentum: 0.9",
@@ -158,6 +158,41 @@ def train(
         return values_of(worker.solver)
 
     return run_workers(plan.cluster.num_workers, work, tricks=tricks)
+
+
+def join_deep(plan: CommPlan, transport: Transport, listener: CommListener | None = None) -> Worker:
+    """One that trains the deep net."""
+    return join(DEEP, plan, transport, solver_of(DEEP, "SGD", DEEP.batch), listener=listener)
+
+
+def caught(worker: Worker, steps: int = 4) -> BaseException:
+    """What training ends with."""
+    try:
+        worker.solver.step(steps)
+        worker.updates.drain()
+    except Exception as problem:  # whatever it is, the test looks at it
+        return problem
+    finally:
+        worker.close()
+    raise AssertionError("nothing was raised")
+
+
+def bytes_of_an_iteration(case: Case, request: PlanRequest, size: int | tuple[int, ...]) -> list[int]:
+    """What every worker sends to other nodes in its third iteration; `size` as in `plan_of`."""
+    plan = plan_of(case, size, request, torch.float32)
+
+    def work(flat: Transport) -> int:
+        transport = on_nodes(flat, plan)
+        worker = join(case, plan, transport, solver_of(case, "SGD", case.batch, torch.float32))
+        worker.solver.step(2)
+        worker.updates.drain()
+        before = transport.bytes_sent
+        worker.solver.step(1)
+        worker.updates.drain()
+        worker.close()
+        return transport.bytes_sent - before
+
+    return run_workers(sum(plan.cluster.node_workers), work)
 
 
 def assert_replicas(values: list[list[Tensor]]) -> None:

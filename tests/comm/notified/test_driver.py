@@ -20,7 +20,7 @@ from poseidon.transport import Transport
 from poseidon.transport.inproc import run_workers
 from tests.comm import jobs
 from tests.comm.nets import CLIPPED, DEEP, LENET, MLP, TIED
-from tests.comm.training import Worker, join, plain_request, plan_of, solver_of
+from tests.comm.training import caught, join_deep, plain_request, plan_of
 from tests.workers import WorkerPool
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -30,10 +30,6 @@ SCHEMES = (Scheme.SERVER, Scheme.TREE, Scheme.FACTORS)
 
 def deep_plan(size: int, scheme: Scheme | None) -> CommPlan:
     return plan_of(DEEP, size, plain_request(pattern="gpi", scheme=scheme))
-
-
-def join_deep(plan: CommPlan, transport: Transport, listener: Any = None) -> Worker:
-    return join(DEEP, plan, transport, solver_of(DEEP, "SGD", DEEP.batch), listener=listener)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -102,17 +98,6 @@ def test_each_scheme_puts_the_bytes_that_the_plan_predicts():
 
 
 # -- failures ---------------------------------------------------------------------------------------------------------
-def caught(worker: Worker) -> BaseException:
-    try:
-        worker.solver.step(6)
-        worker.updates.drain()
-    except Exception as problem:
-        return problem
-    finally:
-        worker.close()
-    raise AssertionError("nothing was raised")
-
-
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_worker_that_fails_is_named_with_what_was_exchanged(scheme):
     def work(transport: Transport) -> BaseException:
@@ -127,7 +112,7 @@ def test_a_worker_that_fails_is_named_with_what_was_exchanged(scheme):
                 original(parts, context)
 
             original, scheduler._apply = scheduler._apply, apply
-        return caught(worker)
+        return caught(worker, steps=6)
 
     problems = run_workers(3, work)
     assert isinstance(problems[1], ValueError)
@@ -148,7 +133,7 @@ def test_one_that_leaves_early_is_a_loss_to_those_who_wait_for_it(scheme):
             worker.updates.drain()
             worker.close()
             return None
-        return caught(worker)
+        return caught(worker, steps=6)
 
     for problem in run_workers(3, work)[:2]:
         assert isinstance(problem, PeerLost)
