@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -110,7 +111,7 @@ def test_the_ledger_of_gradients_adds_up(scheme, monkeypatch):
 
     monkeypatch.setattr(RuleUpdate, "apply", counting)
     plan = plan_of(MLP, SIZE, stale_request(scheme))
-    clocks, rate = 15, 0.05
+    clocks, rate = 15, float(np.float32(0.05))  # as the solver rounds it
     produced: dict[str, torch.Tensor] = {}
     lock = threading.Lock()
 
@@ -152,7 +153,7 @@ def test_the_ledger_of_gradients_adds_up(scheme, monkeypatch):
 
 def _change(solver, start, member):
     index = [f"{entry.layer}/{entry.index}" for entry in solver.net.learnable].index(member.name)
-    return member.value - start[index]
+    return (member.value - start[index]) / solver.slots[index].rate_mult
 
 
 def _record(exchange, produced, lock):
