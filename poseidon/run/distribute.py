@@ -257,6 +257,11 @@ class Distribution:
                 self._table.meet()  # no update before all servers have begun anew
             self.updates.restore_wire_state(brought.read_owed() if brought.plan == self.plan else {})
 
+    @property
+    def sent_bytes(self) -> int:
+        """Payload that this worker has sent so far."""
+        return self._counters().sent_bytes
+
     def _counters(self) -> Counters:
         waited_s = self._table.waited_s + (0.0 if self.updates is None else self.updates.waited_s)
         sent, received, staleness = self.transport.bytes_sent, self.transport.bytes_received, 0
@@ -264,6 +269,8 @@ class Distribution:
             sent += self.updates.hub.mailbox.bytes_sent
             received += self.updates.hub.mailbox.bytes_received
             staleness = self.updates.scheduler.staleness_seen
+        elif self.updates is not None:
+            sent += self.updates.put_bytes
         return Counters(waited_s, sent, received, staleness)
 
     def _hear_comm(self, event: CommEvent) -> None:

@@ -54,6 +54,7 @@ class DistributedUpdates:
         memory = Memory(plan, self.exchanges, transport) if plan.pattern == GPI else None  # moves parameters
         self._site = RuleSite(solver.rule, solver.slots, self.exchanges, transport)
         self.carriers = "" if memory is None else memory.endpoint.kind
+        self._endpoint = None if memory is None else memory.endpoint
         self.scheduler: Conductor[Any]
         if memory is None:
             self.scheduler = Scheduler(plan, self.exchanges, self._site.apply, listener)
@@ -62,6 +63,12 @@ class DistributedUpdates:
         self._taps = Taps(solver.net, self.exchanges, self.scheduler)
         self._hyper: Hyper | None = None
         self.waited_s = 0.0  # for what clip_gradients needs
+
+    @property
+    def put_bytes(self) -> int:
+        """What notified puts have sent over a network; 0 where some go through shared memory: not told apart."""
+        endpoint = self._endpoint
+        return 0 if endpoint is None or "shared memory" in endpoint.links else endpoint.bytes_sent
 
     def begin(self) -> None:
         self._taps.begin()

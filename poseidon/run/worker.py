@@ -178,9 +178,6 @@ class _Worker:
         planned = plan_together(solver, self._transport, self._table, planning)
         if self._table.rank == 0:
             self._face.show(self._welcome(solver, planned, resume))
-            cluster = planned.plan.cluster
-            bandwidth = None if cluster.num_nodes == 1 else cluster.bandwidth_bps / 8
-            self._face.meet(JobView(planned.plan, vitals, lambda: self._transport.bytes_sent, bandwidth))
         # Whether a snapshot's plan is used is decided already: this is it, or another one is wanted.
         team = replace(options.team, reuse_plan=False)
         options.watch.follow(planned.plan)
@@ -198,6 +195,10 @@ class _Worker:
                 self._face.show([f"puts      by {distribution.carriers}"])
             if observation.lines:
                 self._face.show(observation.lines)
+            if self._table.rank == 0:
+                cluster = planned.plan.cluster
+                bandwidth = None if cluster.num_nodes == 1 else cluster.bandwidth_bps / 8
+                self._face.meet(JobView(planned.plan, vitals, lambda: distribution.sent_bytes, bandwidth))
             solver.team = WatchedTeam(solver.team, options.watch)
             observation.join(distribution.meter)
             try:

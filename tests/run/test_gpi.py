@@ -94,3 +94,21 @@ def test_a_snapshot_goes_on_by_another_pattern(pictures, tmp_path):
             return parameters(solver)
 
     assert_alike([values[0], *run_workers(2, work, timeout_s=60)])
+
+
+def test_bytes_that_are_put_are_counted(pictures):
+    """SERVER: every element's gradient comes to its owner from the other two, and its value goes to these."""
+
+    def work(transport: Transport) -> tuple[int, int]:
+        solver, _ = built(solver_param(picture_net(pictures, 2)))
+        profile = profile_net(solver.net, estimated_times(solver.net, 1e9), iter_size=1, needs_all_gradients=False)
+        plan = make_plan(
+            profile, Cluster((1,) * 3, bandwidth_bps=1e9), PlanRequest(pattern="gpi", scheme=Scheme.SERVER)
+        )
+        with distribute(solver, transport, plan, DistributeOptions(agree_s=0)) as distribution:
+            solver.step(5)
+            solver.updates.drain()
+            return distribution.sent_bytes, sum(value.numel() for value in solver.net.parameters())
+
+    found = run_workers(3, work, timeout_s=60)
+    assert sum(sent for sent, _ in found) == 5 * 4 * found[0][1] * 8
