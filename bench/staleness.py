@@ -104,6 +104,7 @@ class Slowed:
         self._run, self._solver, self._rank, self._task = run, solver, rank, task
 
     def __call__(self, *, backward: bool) -> PassResult:
+        self._solver.net.settle()  # a machine computes with what it has waited for
         num_samples = self._solver.net.graph.shapes["data"][0]
         time.sleep(self._task.sample_s * num_samples * self._factor(self._solver.iter))
         return self._run(backward=backward)

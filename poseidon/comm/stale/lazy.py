@@ -9,8 +9,8 @@ Nobody waits in vain: a worker at clock c needs everybody's updates up to c − 
 has sent those. The slowest worker therefore never waits for another one's rows.
 
 Server: a new version is noted for every worker, and sent when the budget allows, or at once to who asks for it: what
-a worker gets is the newest, however many versions were made meanwhile, and of that the rows that have changed since it
-was last sent something.
+a worker gets is the newest, however many versions were made meanwhile, and of that the rows that it lacks for the
+version it asks for.
 
 With s = 0 updates enter by whole clocks, and nobody sees more than is due; else when they arrive.
 
@@ -23,16 +23,20 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from poseidon.comm.stale import protocol
 from poseidon.comm.stale.cache import OwnUpdates
 from poseidon.comm.stale.forms import rows_of, rows_payload
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
+from poseidon.comm.stale.managed import LETTER_BYTES
 from poseidon.comm.stale.message import Form, Kind, Message
 from poseidon.comm.stale.outgoing import Letter, Waiting
 from poseidon.comm.stale.protocol import Entry
 from poseidon.comm.stale.shard import Reply, Shard, Update, _Held
+
+_LACKS_NOTHING = 2**62  # the tag of a row that a worker has as it is
 
 
 class LazyUpdates(OwnUpdates):
@@ -158,14 +162,33 @@ class LazyTable:
 
 
 class LazyShard(Shard):
-    """A server's part of a lazy table; a ValueSource (`managed.py`). The hub's thread uses it."""
+    """A server's part of a lazy table; a ValueSource (`managed.py`). The hub's thread uses it.
+
+    Of every row and worker it knows the version at which the row first changed since that worker was last sent it (its
+    *tag*): what changed then belongs to that clock or a later one. A worker has version v as soon as it lacks no row
+    with a tag below v; nobody need be sent more than that.
+    """
 
     def __init__(self, hub: Hub, spec: TableSpec, update: Update) -> None:
         super().__init__(spec, hub.rank, update)
         self._hub = hub
         self._pending: dict[tuple[int, int], None] = {}  # (worker, part), in the order in which they became old
-        for held in self._parts.values():
-            held.news = torch.zeros(spec.num_workers, held.span.num_rows, dtype=torch.bool)
+        self._tags = {
+            held.span: torch.full((spec.num_workers, held.span.num_rows), _LACKS_NOTHING)
+            for held in self._parts.values()
+        }
+
+    def _mark(self, held: _Held, updates: Sequence[Message]) -> None:
+        tags = self._tags[held.span]
+        for update in updates:
+            rows: Tensor | slice = slice(None)
+            if update.form is Form.NOTHING:
+                continue
+            if update.form in (Form.ROWS, Form.HALF):
+                rows = rows_of(update, self.spec.width, held.values.dtype)[0].long()
+            elif update.form is Form.PAIRS:
+                rows = update.payload[: 8 * update.count].clone().view(torch.int64) // self.spec.width
+            tags[:, rows] = tags[:, rows].clamp(max=held.state.version)
 
     def _advance(self, part: int, held: _Held) -> list[Reply]:
         replies: list[Reply] = []
@@ -173,46 +196,61 @@ class LazyShard(Shard):
             if self.spec.entry is Entry.WHOLE_CLOCKS:
                 self._make(part, held)
             held.state, answered = protocol.version_made(held.state)
-            others = [w for w in range(self.spec.num_workers) if w not in (*answered, self._hub.rank, *self._left)]
-            for worker in others:
-                self._pending.setdefault((worker, part))
+            for worker in range(self.spec.num_workers):
+                if worker != self._hub.rank and worker not in self._left:
+                    self._pending.setdefault((worker, part))
             replies += self._answer(part, held, answered)
-            if self._hub.rank < self.spec.num_workers and self._hub.rank not in answered:  # nothing travels
-                replies.append(self._whole(part, held, (self._hub.rank,), held.entered[self._hub.rank]))
+            if self._hub.rank < self.spec.num_workers:  # nothing travels
+                replies.append(self._rows_below(part, held, self._hub.rank, _LACKS_NOTHING))
         return replies
 
-    def _whole(self, part: int, held: _Held, workers: tuple[int, ...], number: int) -> Reply:
-        """What one worker lacks of the newest values."""
-        (worker,) = workers
-        assert held.news is not None
-        rows = held.news[worker].nonzero()[:, 0]
-        held.news[worker] = False
-        row_bytes = self.spec.row_bytes
-        if len(rows) * (4 + row_bytes) >= held.span.num_rows * row_bytes:
-            return super()._whole(part, held, workers, number)
-        payload = rows_payload(rows, held.values[rows])
-        message = Message(
-            Kind.VALUES, self.spec.index, part, held.state.version, number, Form.ROWS, len(rows), True, payload=payload
-        )
-        return Reply(workers, message)
+    def _answer(self, part: int, held: _Held, workers: Sequence[int]) -> list[Reply]:
+        """To who waits for a version: the rows that it lacks for that."""
+        replies = []
+        for worker in dict.fromkeys(workers):
+            reads = held.asked[worker]
+            held.asked[worker] = [read for read in reads if read.clock > held.state.version]
+            due = [read.clock for read in reads if read.clock <= held.state.version]
+            if due:
+                replies.append(self._rows_below(part, held, worker, max(due)))
+        return replies
 
     def num_pending(self) -> int:
         return len(self._pending)
 
     def letters_to(self, ready: Collection[int]) -> list[Letter]:
-        for worker, part in self._pending:
-            if worker in ready:
+        """The rows that some worker has lacked longest, as many as one letter holds."""
+        for worker, part in list(self._pending):
+            held = self._parts[part]
+            tags = self._tags[held.span][worker]
+            num_lacking = int((tags != _LACKS_NOTHING).sum())
+            if worker in self._left or (num_lacking == 0 and worker in ready):
                 del self._pending[worker, part]
-                if worker in self._left:
-                    return self.letters_to(ready)
-                held = self._parts[part]
-                message = self._whole(part, held, (worker,), held.entered[worker]).message
-                return self._hub.mailbox.letters(message, [worker], self.spec.priority)
+            if worker in self._left or worker not in ready:
+                continue
+            count = max(1, LETTER_BYTES // (4 + self.spec.row_bytes))
+            below = _LACKS_NOTHING if num_lacking <= count else int(tags.kthvalue(count).values) + 1
+            reply = self._rows_below(part, held, worker, below)
+            return self._hub.mailbox.letters(reply.message, [worker], self.spec.priority)
         return []
 
-    def _answer(self, part: int, held: _Held, workers: Sequence[int]) -> list[Reply]:
-        replies = super()._answer(part, held, workers)
-        for reply in replies:
-            for worker in reply.to:
-                self._pending.pop((worker, part), None)
-        return replies
+    def _rows_below(self, part: int, held: _Held, worker: int, below: int) -> Reply:
+        """The rows with tags below a version; all, if that is no longer. `clock` is the version that it has then."""
+        tags = self._tags[held.span][worker]
+        rows = (tags < below).nonzero()[:, 0]
+        row_bytes = self.spec.row_bytes
+        if len(rows) * (4 + row_bytes) >= held.span.num_rows * row_bytes:
+            tags[:] = _LACKS_NOTHING
+            return self._whole(part, held, (worker,), held.entered[worker])
+        tags[rows] = _LACKS_NOTHING
+        message = Message(
+            Kind.VALUES,
+            self.spec.index,
+            part,
+            min(int(tags.min()), held.state.version),
+            held.entered[worker],
+            Form.ROWS,
+            len(rows),
+            payload=rows_payload(rows, held.values[rows]),
+        )
+        return Reply((worker,), message)
