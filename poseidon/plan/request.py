@@ -43,16 +43,12 @@ class Override:
         return any(fnmatch.fnmatchcase(name, self.pattern) for name in (*names, *layers))
 
 
-PUTS_IN_FLIGHT = 4  # as the predictions of puts have it; the runtime has no such limit
-
-
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
     """What is asked for.
 
-    `in_flight`: how many sends may be on their way; None: one collective at a time, which is faster than several that
-    share the link, while puts wait for nobody. `fuse_bytes`, `chunk_bytes` and `orders` are the candidates the planner
-    tries. `among`: the schemes the runtime has; `whole`: those whose units it sends in one piece.
+    `in_flight`: how many sends may be on their way; None: the planner decides. `fuse_bytes`, `chunk_bytes` and `orders`
+    are the candidates it tries. `among`: the schemes the runtime has; `whole`: those whose units it sends in one piece.
     """
 
     wire: str = "fp32"
@@ -75,7 +71,7 @@ class PlanRequest:
             )
         if self.wire not in WIRES:
             raise UsageError(f"what crosses the network is one of {', '.join(WIRES)}, got {self.wire!r}")
-        if self.num_in_flight < 1:
+        if self.in_flight is not None and self.in_flight < 1:
             raise UsageError(f"at least 1 send must be on its way, got in_flight {self.in_flight}")
         if not (self.fuse_bytes and self.chunk_bytes and self.orders):
             raise UsageError("give at least one candidate each for fuse_bytes, chunk_bytes and orders")
@@ -90,12 +86,6 @@ class PlanRequest:
                 raise UsageError(
                     f"the pattern {self.pattern!r} has the schemes {ways}, not {scheme.value}: choose one of them"
                 )
-
-    @property
-    def num_in_flight(self) -> int:
-        if self.in_flight is not None:
-            return self.in_flight
-        return PUTS_IN_FLIGHT if self.pattern == GPI else 1
 
     def keeps_whole(self, scheme: Scheme) -> bool:
         """True if the runtime sends a unit of this scheme in one piece."""

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from poseidon.errors import UsageError
 from poseidon.plan import (
     Cluster,
+    CommPlan,
     FactorShape,
     LayerProfile,
     NetProfile,
@@ -34,7 +35,7 @@ from tests.plan.known_nets import profile_of, resnet50
 from tests.plan.strategies import clusters, profiles
 
 FUSE, CHUNK = (0, 1_000_000), (250_000, float("inf"))
-SMALL = PlanRequest(fuse_bytes=FUSE, chunk_bytes=CHUNK)
+SMALL = PlanRequest(fuse_bytes=FUSE, chunk_bytes=CHUNK, in_flight=4)
 PLAIN = replace(SMALL, among=tuple(scheme for scheme in Scheme if scheme is not Scheme.DOUBLING))
 
 
@@ -44,25 +45,36 @@ def ways_of(param: ParamProfile) -> list[Scheme]:
     return ways + ([Scheme.ROWS] if param.rows else [])
 
 
-def exhaustive_s(profile: NetProfile, cluster: Cluster) -> float:
+def exhaustive_s(profile: NetProfile, cluster: Cluster, in_flight: int = 4) -> float:
     """The shortest iteration over every scheme of every parameter, every size and both orders."""
     deciding = [param for param in profile.params if param.learns and param.rides_with is None]
     found = []
     for chosen in itertools.product(*(ways_of(param) for param in deciding)):
         overrides = tuple(Override(param.name, scheme) for param, scheme in zip(deciding, chosen, strict=True))
         for fuse, chunk, order in itertools.product(FUSE, CHUNK, Order):
-            request = PlanRequest(overrides=overrides, fuse_bytes=(fuse,), chunk_bytes=(chunk,), orders=(order,))
+            sizes = PlanRequest(fuse_bytes=(fuse,), chunk_bytes=(chunk,), orders=(order,), in_flight=in_flight)
+            request = replace(sizes, overrides=overrides)
             found.append(make_plan(profile, cluster, request).iteration_s)
     return min(found)
 
 
 class TestOptimum:
     @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(profiles(max_layers=3), clusters())
-    def test_equals_exhaustive_search(self, profile, cluster):
+    @given(profiles(max_layers=3), clusters(), st.sampled_from([1, 4]))
+    def test_equals_exhaustive_search(self, profile, cluster, in_flight):
         assume(cluster.num_workers > 1)
-        found = make_plan(profile, cluster, PLAIN).iteration_s
-        assert found == pytest.approx(exhaustive_s(profile, cluster), rel=1e-9)
+        found = make_plan(profile, cluster, replace(PLAIN, in_flight=in_flight)).iteration_s
+        assert found == pytest.approx(exhaustive_s(profile, cluster, in_flight), rel=1e-9)
+
+    def test_several_share_the_link_where_latency_is_all_and_one_has_it_where_bytes_are(self):
+        def chosen(num_elems: int, latency_s: float) -> CommPlan:
+            params = tuple(ParamProfile(f"w{i}", (num_elems,)) for i in range(8))
+            layers = tuple(LayerProfile(f"l{i}", 1e-4, 2e-4, (f"w{i}",)) for i in range(8))
+            apart = PlanRequest(fuse_bytes=(0,))
+            return make_plan(NetProfile(layers, params), Cluster((1,) * 8, 1e9, latency_s), apart)
+
+        assert chosen(1_000, 1e-3).in_flight > 1
+        assert chosen(4_000_000, 1e-4).in_flight == 1
 
     @settings(deadline=None)
     @given(profiles(max_layers=6), clusters())
@@ -96,9 +108,12 @@ class TestOptimum:
         assert MOST_STEPS < 3**10 * 20
         for bandwidth_bps, flops in itertools.product((1e8, 1e9, 1e10), (1e10, 1e12)):
             cluster = Cluster((1,) * 8, bandwidth_bps, flops=flops)
-            best = make_plan(profile, cluster)
+            best = make_plan(profile, cluster, PlanRequest(in_flight=1))
             for scheme in (Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER):
-                assert best.iteration_s <= make_plan(profile, cluster, PlanRequest(scheme=scheme)).iteration_s + 1e-12
+                assert (
+                    best.iteration_s
+                    <= make_plan(profile, cluster, PlanRequest(scheme=scheme, in_flight=1)).iteration_s + 1e-12
+                )
 
     def test_local_search_finds_what_exhaustive_search_finds(self, monkeypatch):
         profile = profile_of(resnet50()[-12:], 32, 0.9)
@@ -106,8 +121,9 @@ class TestOptimum:
             cluster = Cluster((1,) * 8, bandwidth_bps, flops=1e12, update_bps=1e11)
             with monkeypatch.context() as patch:
                 patch.setattr("poseidon.plan.planner.MOST_STEPS", 0)
-                local = make_plan(profile, cluster)
-            assert local.iteration_s == pytest.approx(make_plan(profile, cluster).iteration_s, rel=1e-6)
+                local = make_plan(profile, cluster, PlanRequest(in_flight=1))
+            whole = make_plan(profile, cluster, PlanRequest(in_flight=1))
+            assert local.iteration_s == pytest.approx(whole.iteration_s, rel=1e-6)
 
     def test_of_equal_times_the_one_with_less_on_the_link(self):
         """Compute hides everything but the first layer's exchange: the second travels by its fewest bytes."""
