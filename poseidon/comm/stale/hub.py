@@ -298,7 +298,7 @@ class Hub:
     def _check_left(self) -> None:
         """Peers that have gone without a goodbye are lost. Servers go when all workers have said theirs."""
         gone = [rank for rank, is_there in enumerate(self._endpoint.health()) if not is_there]
-        is_late = self.rank in self._gone
+        is_late = self.rank in self._gone or not self.is_worker  # a server cannot know that all have said it
         lost = tuple(rank for rank in gone if rank not in self._gone and not (rank >= self.num_workers and is_late))
         if lost:
             names = ", ".join(str(self._endpoint.peers[rank]) for rank in lost)
