@@ -125,7 +125,7 @@ def _disk(folder: Path) -> dict[str, Any]:
 def _serve(message: Message, environ: Mapping[str, str]) -> dict[str, Any]:
     listener = listen(str(message["address"]))
     port = listener.getsockname()[1]
-    door = Door([listener], Key(secret_of(environ), PURPOSE))
+    door = Door([listener], Key(secret_of(environ), PURPOSE), 1)
     threading.Thread(target=_receive, args=(door,), name="doctor", daemon=True).start()
     return {"port": port}
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from poseidon.transport.handshake import Key, answer
 
-MOST_HEARD = 64  # connections that are being heard at the same time; more are dropped at once
+MOST_HEARD = 64  # strangers that are being heard at the same time; more are dropped at once
 PAUSE_S = 0.2  # when nobody can be let in just now
 
 
@@ -27,13 +27,16 @@ def listen(address: str) -> socket.socket:
 
 
 class Door:
-    """Takes the listening sockets over. `close` it; connections that were let in stay."""
+    """Takes the listening sockets over. `close` it; connections that were let in stay.
 
-    def __init__(self, listeners: Sequence[socket.socket], key: Key) -> None:
+    `num_members`: so many may come at once, besides strangers.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket], key: Key, num_members: int) -> None:
         self._listeners = list(listeners)
         self._key = key
         self._members: queue.Queue[tuple[int, socket.socket]] = queue.Queue()
-        self._places = threading.Semaphore(MOST_HEARD)
+        self._places = threading.Semaphore(MOST_HEARD + num_members)
         self._lock = threading.Lock()
         self._num_strangers = 0
         self._is_open = True

@@ -70,7 +70,7 @@ def open_lines(
         token = "" if secret else secrets.token_hex(16)
         with listen(address) as listener:
             port = listener.getsockname()[1]
-            door = Door([listener], Key(secret or token.encode(), _PURPOSE))
+            door = Door([listener], Key(secret or token.encode(), _PURPOSE), len(peers) - 1)
             try:
                 store.set("health", _sealed({"address": address, "port": port, "token": token}, secret))
                 return _accept(door, address, peers, deadline)

@@ -15,10 +15,10 @@ KEY = Key(b"of this job", "test")
 LIMIT_S = 20.0
 
 
-def opened() -> tuple[Door, tuple[str, int]]:
+def opened(num_members: int = 0) -> tuple[Door, tuple[str, int]]:
     listener = listen("127.0.0.1")
     address = listener.getsockname()
-    return Door([listener], KEY), address
+    return Door([listener], KEY, num_members), address
 
 
 def test_a_door_counts_strangers_and_lets_members_in():
@@ -54,13 +54,25 @@ def test_of_too_many_at_once_the_rest_is_dropped(monkeypatch):
     door.close()
 
 
+def test_members_have_places_besides_those_of_strangers(monkeypatch):
+    monkeypatch.setattr(door_module, "MOST_HEARD", 1)
+    door, address = opened(num_members=3)
+    callers = [socket.create_connection(address) for _ in range(4)]
+    assert [len(end.recv(40)) for end in callers] == [40] * 4  # all are being heard
+    with socket.create_connection(address) as late:
+        assert late.recv(1) == b""
+    for end in callers:
+        end.close()
+    door.close()
+
+
 def test_one_door_has_several_sockets():
     near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     near.bind("\0poseidon-test-door")
     near.listen()
     far = listen("127.0.0.1")
     address = far.getsockname()
-    door = Door([near, far], KEY)
+    door = Door([near, far], KEY, 2)
     local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     local.connect("\0poseidon-test-door")
     call(local, KEY, 1)

@@ -67,7 +67,7 @@ def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpo
         }
         cards = _exchange_cards(transport, own)
         secret = sha256(options.secret + "".join(card["salt"] for card in cards).encode()).digest()
-        door = always.enter_context(closing(Door([tcp, local], key_of(secret, rank, size))))
+        door = always.enter_context(closing(Door([tcp, local], key_of(secret, rank, size), size - 1 - rank)))
         party = _Party(rank, transport.peers, secret, segments.fd, time.monotonic() + options.join_s)
         links: list[Link] = []
         for link in chain((party.call(other, cards[other], own) for other in range(rank)), party.admit(door)):

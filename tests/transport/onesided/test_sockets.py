@@ -55,7 +55,7 @@ def open_door(rank: int) -> Iterator[tuple[Door, dict[str, object]]]:
     """The door of a rank of 4, and its card."""
     listener = listen("127.0.0.1")
     card = {"local": "", "address": "127.0.0.1", "port": listener.getsockname()[1]}
-    with contextlib.closing(Door([listener], key_of(SECRET, rank, 4))) as door:
+    with contextlib.closing(Door([listener], key_of(SECRET, rank, 4), 3)) as door:
         yield door, card
 
 
