@@ -83,9 +83,13 @@ class LazyUpdates(OwnUpdates):
         return messages + self.ends(part)
 
     def some(self, part: int, rows: np.ndarray, *, half: bool) -> Message:
-        """What waits of some rows of a part. It counts for the oldest clock of which something may wait: with s = 0
-        there is no other."""
-        return self.early(part, self._ended[part], rows, half=half)
+        """What waits of some rows of a part. Its clock is the oldest of which something is in it."""
+        return self.early(part, self._oldest(part, rows), rows, half=half)
+
+    def _oldest(self, part: int, rows: np.ndarray) -> int:
+        """The clock in which one of these rows was touched first."""
+        since = self._since[self.spec.spans[part].first + rows].min()
+        return int(np.searchsorted(self._marks, since))
 
     def still_waiting(self, rows: np.ndarray) -> np.ndarray:
         found: np.ndarray = rows[self._touched[rows]]
@@ -109,9 +113,10 @@ class LazyUpdates(OwnUpdates):
         span = self.spec.spans[part]
         rows = np.flatnonzero(self._touched[span.first : span.last])
         form, count, payload = self._written(part, rows)
+        clock = self._oldest(part, rows)
         self.unsent[span.first : span.last] = 0
         self._touched[span.first : span.last] = False
-        return self._numbered(part, self._ended[part], form, count, payload, ends=False)
+        return self._numbered(part, clock, form, count, payload, ends=False)
 
 
 class LazyTable:
@@ -164,9 +169,8 @@ class LazyTable:
 class LazyShard(Shard):
     """A server's part of a lazy table; a ValueSource (`managed.py`). The hub's thread uses it.
 
-    Of every row and worker it knows the version at which the row first changed since that worker was last sent it (its
-    *tag*): what changed then belongs to that clock or a later one. A worker has version v as soon as it lacks no row
-    with a tag below v; nobody need be sent more than that.
+    Of every row and worker it knows the oldest clock whose update has come since that worker was last sent the row (its
+    *tag*). A worker has version v as soon as it lacks no row with a tag below v; nobody need be sent more than that.
     """
 
     def __init__(self, hub: Hub, spec: TableSpec, update: Update) -> None:
@@ -188,7 +192,7 @@ class LazyShard(Shard):
                 rows = rows_of(update, self.spec.width, held.values.dtype)[0].long()
             elif update.form is Form.PAIRS:
                 rows = update.payload[: 8 * update.count].clone().view(torch.int64) // self.spec.width
-            tags[:, rows] = tags[:, rows].clamp(max=held.state.version)
+            tags[:, rows] = tags[:, rows].clamp(max=update.clock)
 
     def _advance(self, part: int, held: _Held) -> list[Reply]:
         replies: list[Reply] = []
