@@ -283,7 +283,7 @@ def test_of_an_embedding_only_rows_travel_that_a_batch_has_read():
     def work(transport: Transport) -> list[tuple[Form, int]]:
         solver = solver_of(WORDS, "SGD", WORDS.batch)
         updates = join_stale(WORDS, plan, transport, solver, Staleness(0))
-        (table,) = (e for e in updates.exchanges if e.members[0].name.startswith("embed"))
+        (table,) = (e for e in updates.exchanges if e.members[0].name == "embed/0")
         send, forms = table.updates, []
 
         def noting(moment):
