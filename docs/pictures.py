@@ -76,6 +76,7 @@ def photograph(browser: Browser, page_uri: str, scheme: str) -> None:
     page.locator("#gantt").screenshot(path=PICTURES / f"timeline{ending}.png")
     if scheme == "light":
         page.locator("[data-gantt=all]").click()
+        page.evaluate("window.scrollTo(0, 0)")
         page.screenshot(path=PICTURES / "report.png", clip={"x": 0, "y": 0, "width": 1080, "height": 900})
     context.close()
 

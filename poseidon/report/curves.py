@@ -54,7 +54,9 @@ class Chart:
 
 def charts_of(run: Run) -> tuple[Chart, ...]:
     """All charts that have something to show."""
-    losses, scores, others = [], [], []
+    losses: list[str] = []
+    scores: list[str] = []
+    others: list[str] = []
     for name in _output_names(run.metrics):
         place = losses if _LOSS.search(name) else scores if _SCORE.search(name) else others
         place.append(name)
@@ -96,15 +98,19 @@ def _smoothed(run: Run, losses: Sequence[str]) -> tuple[Series, ...]:
 
 
 def _outputs(run: Run, names: Sequence[str]) -> tuple[Series, ...]:
-    found = []
+    found: list[Series] = []
     net_indices = sorted({metric.net_index for metric in run.tests})
     for name in names:
-        found += _one(f"{name}, train", run.training, lambda metric, name=name: metric.outputs.get(name))
+        found += _one(f"{name}, train", run.training, _output(name))
         for net in net_indices:
             tests = [metric for metric in run.tests if metric.net_index == net]
             label = f"{name}, test" if net_indices == [0] else f"{name}, test net {net}"
-            found += _one(label, tests, lambda metric, name=name: metric.outputs.get(name), dashed=True)
+            found += _one(label, tests, _output(name), dashed=True)
     return tuple(found)
+
+
+def _output(name: str) -> Callable[[Metric], float | None]:
+    return lambda metric: metric.outputs.get(name)
 
 
 def _waiting(run: Run) -> tuple[Series, ...]:

@@ -114,7 +114,8 @@ def _order(rows: Sequence[list[_Node]]) -> None:
     for sweep in range(_SWEEPS):
         is_down = sweep % 2 == 0
         for row in rows if is_down else reversed(rows):
-            row.sort(key=lambda node, is_down=is_down: _wish(node.above if is_down else node.below, node.x))
+            wishes = {id(node): _wish(node.above if is_down else node.below, node.x) for node in row}
+            row.sort(key=lambda node: wishes[id(node)])
             _set_side_by_side([row])
 
 

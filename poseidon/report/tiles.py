@@ -35,9 +35,7 @@ def _score(contents: Contents) -> list[Tile]:
     chart = next((chart for chart in contents.curves if chart.key == "accuracy"), None)
     if chart is None:
         return []
-    series = (
-        chart.series[-1] if not any(one.dashed for one in chart.series) else next(s for s in chart.series if s.dashed)
-    )
+    series = next((one for one in chart.series if one.dashed), chart.series[-1])
     known = [point for point in series.points if point.value is not None]
     best = max(known, key=lambda point: point.value or 0.0)
     last = known[-1]
@@ -108,12 +106,7 @@ def _sent(contents: Contents) -> list[Tile]:
         return []
     value, unit = bytes_text(rate).rsplit(" ", 1)
     link = contents.run.facts.cluster.get("bandwidth")
-    is_known = isinstance(link, int | float) and not isinstance(link, bool) and link > 0
-    return [
-        Tile(
-            "Sent per worker",
-            value,
-            f"{unit}/s",
-            f"of {bytes_text(link)}/s that the link can carry" if is_known else "",
-        )
-    ]
+    note = ""
+    if isinstance(link, int | float) and not isinstance(link, bool) and link > 0:
+        note = f"of {bytes_text(link)}/s that the link can carry"
+    return [Tile("Sent per worker", value, f"{unit}/s", note)]
