@@ -49,6 +49,7 @@ step "The data: poseidon data digits data"
 step "The plan, had it four hosts with links of 200 Mbit/s: poseidon plan --solver=$solver --workers=4 --bandwidth=200mbit"
 "$bin/poseidon" plan --solver="$solver" --workers=4 --bandwidth=200mbit --measure
 
+rm -rf "$run" # a folder holds one run: this script's last one goes
 if [ "$hosts" -gt 1 ]; then
     step "Training on four emulated hosts: on each poseidon train --solver=$solver --record=$run"
     "$bin/python" -m bench.netlab run -n "$hosts" --rate 200mbit -- \
@@ -83,7 +84,7 @@ What next:
   source .venv/bin/activate
 
   edit $net          change the net, then train again:
-  poseidon train --solver=examples/digits/solver.prototxt --workers=2 --record=$run
+  poseidon train --solver=examples/digits/solver.prototxt --workers=2 --record=runs/again
   poseidon train --solver=examples/digits/solver.prototxt --snapshot=examples/digits/digits_iter_500.solverstate
                                              go on from a snapshot
   poseidon trace $run                 the timeline for Perfetto and chrome://tracing
