@@ -1,8 +1,9 @@
 """Balance: batches dealt out in proportion to how fast each worker computes (--balance).
 
 Every EVERY iterations each worker's median compute time is told to all, in a sum that costs nobody any time: it begins
-after one iteration and is read after the next. With t_r seconds for n_r samples worker r needs about t_r / n_r for each,
-and the parts n'_r ∝ n_r / t_r would let all finish together. That everybody waits for the slowest is all it is about:
+after one iteration and is read after the next. With t_r seconds for n_r samples worker r needs about t_r / n_r for
+each, and the parts n'_r ∝ n_r / t_r would let all finish together. That everybody waits for the slowest is all it is
+about:
 
     predicted gain = max_r t_r / max_r (n'_r · t_r / n_r)
 

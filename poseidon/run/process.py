@@ -12,7 +12,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from typing import BinaryIO, Protocol
+from typing import IO, Protocol
 
 ANSWERED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 MAX_LINE_BYTES = 1 << 16
@@ -36,7 +36,7 @@ class Process(Protocol):
 class WorkerProcess:
     """Leads a session of its own. `output` is read line by line; None: it is the launcher's own."""
 
-    def __init__(self, rank: int, process: Process, output: BinaryIO | None) -> None:
+    def __init__(self, rank: int, process: Process, output: IO[bytes] | None) -> None:
         self.rank, self.output, self._process = rank, output, process
         self._unread = b""
 
