@@ -29,13 +29,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from bench.netlab import Lab, Links, rate_bps
+from bench.netlab import PAYLOAD_FRACTION, Lab, Links, rate_bps
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.collectives import all_gather, exchange_slices, reduce_shards, shards_of
 from poseidon.transport.groups import Groups, GroupSpec
 from poseidon.transport.interface import choose_interface
 
-PAYLOAD_FRACTION = 1448 / 1540
 ROOT = Path(__file__).resolve().parent.parent
 
 

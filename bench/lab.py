@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.lab_nets import SUBJECTS
-from poseidon.plan import parse_bandwidth
+from bench.netlab import payload_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("auto", "ddp", "ddp-fp16")
@@ -54,7 +54,7 @@ def compare(subject: str, options: argparse.Namespace) -> dict[str, Any]:
     seconds = {contender: statistics.median(run["median_s"] for run in found) for contender, found in runs.items()}
     compute_s = SUBJECTS[subject].compute_s if options.compute_s is None else options.compute_s
     least_bytes = min(run["bytes_sent"] for found in runs.values() for run in found if "bytes_sent" in run)
-    limit_s = max(compute_s, least_bytes * 8 / parse_bandwidth(options.rate))
+    limit_s = max(compute_s, payload_seconds(least_bytes, options.rate))
     ddp_s = min(
         value for contender, value in seconds.items() if contender.startswith("ddp") and "fp16" not in contender
     )

@@ -46,6 +46,7 @@ from poseidon.transport.c10d import C10dOptions, Master, connect
 from poseidon.transport.probe import probe
 
 HANDLED_BYTES = 32 << 20
+COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 BRIEF_S = 1e-3  # less is Python, which a GPU's queue hides
 Iterate = Callable[[], None]
 
@@ -269,13 +270,15 @@ def main() -> None:
         if rank == 0:
             print(contender.plan.table(), file=sys.stderr)
     pauses = Pauses(options.pauses, subject.compute_s / 2, options.calm + 2)
-    times, begun = [], []
+    times, begun, counts = [], [], []
     for iteration in range(options.iterations + 2):
+        counts.append(int(COUNTER.read_text()))
         contender.device.begin(pauses.place(rank, iteration, 2 * contender.num_layers), pauses.seconds)
         begin = time.perf_counter()
         contender.iterate()
         begun.append(begin)
         times.append(time.perf_counter() - begin)
+    counts.append(int(COUNTER.read_text()))
     contender.close()
     if options.seen and isinstance(contender, Ours):
         (options.seen / f"seen-{rank}.json").write_text(json.dumps(contender.seen_json(begun)) + "\n")
@@ -284,10 +287,14 @@ def main() -> None:
             "contender": options.contender,
             "median_s": statistics.median(times[2:]),
             "all_s": [round(t, 4) for t in times],
+            "link_bytes": (counts[-1] - counts[2]) / options.iterations,
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         if isinstance(contender, Ours):
             facts["predicted_s"] = contender.plan.iteration_s
+            facts["dense_bytes"] = sum(
+                parameter.nbytes for parameter in contender.net.parameters() if parameter.requires_grad
+            )
             facts["bytes_sent"] = sum(unit.bytes_sent for unit in contender.plan.units)
         print(json.dumps(facts), flush=True)
     os._exit(0)  # a process with one of DDP's communication hooks does not end by itself

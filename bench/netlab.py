@@ -38,6 +38,7 @@ QUEUE_TIME = "20ms"
 # Loss-based like Linux's default, whatever the machine has for itself: BBR, made for long ways, gives the short bursts
 # of an exchange half of the link. (Cubic would have to be allowed outside of the namespaces.)
 CONGESTION_CONTROL = "reno"
+PAYLOAD_FRACTION = 1448 / 1540  # of the bytes of a full frame on an Ethernet: 117.5 MB/s at 1 Gbit/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,11 @@ def rate_bps(rate: str) -> float:
         if rate.endswith(unit):
             return float(rate.removesuffix(unit)) * scale
     raise SystemExit(f"netlab: a rate looks like 1gbit, 200mbit or 500kbit, got {rate!r}")
+
+
+def payload_seconds(num_bytes: float, rate: str) -> float:
+    """The least time in which a link of this rate carries so many bytes of payload."""
+    return num_bytes * 8 / (rate_bps(rate) * PAYLOAD_FRACTION)
 
 
 def existing_hosts(name: str) -> list[str]:

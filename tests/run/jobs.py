@@ -3,7 +3,7 @@ P-fold batch: the same solver with another batch_size."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from poseidon.plan import Cluster, CommPlan, PlanRequest, Scheme, make_plan
+from poseidon.plan import STALE_SCHEMES, Cluster, CommPlan, PlanRequest, Scheme, make_plan
 from poseidon.run.distribute import DistributeOptions, Distribution, distribute
 from poseidon.run.layer_times import estimated_times
 from poseidon.run.profile import profile_net
@@ -35,7 +35,9 @@ class Worker:
     transport: Transport
 
 
-def plan_for(solver: Solver, size: int, scheme: Scheme | None = None, wire: str = "fp32") -> CommPlan:
+def plan_for(
+    solver: Solver, size: int, scheme: Scheme | None = None, wire: str = "fp32", among: Sequence[Scheme] = tuple(Scheme)
+) -> CommPlan:
     param = solver.param
     profile = profile_net(
         solver.net,
@@ -43,7 +45,8 @@ def plan_for(solver: Solver, size: int, scheme: Scheme | None = None, wire: str 
         iter_size=param.iter_size,
         needs_all_gradients=param.clip_gradients >= 0,
     )
-    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), PlanRequest(scheme=scheme, wire=wire))
+    request = PlanRequest(scheme=scheme, wire=wire, among=tuple(among))
+    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), request)
 
 
 def built(param: caffe_pb2.SolverParameter, dtype: torch.dtype = torch.float64) -> tuple[Solver, Recorder]:
@@ -64,7 +67,8 @@ def in_team(
 
     def work(transport: Transport) -> Any:
         solver, heard = built(param(transport.rank) if callable(param) else param)
-        with distribute(solver, transport, plan_for(solver, size, scheme, wire), options) as distribution:
+        among = tuple(Scheme) if options.staleness is None else STALE_SCHEMES
+        with distribute(solver, transport, plan_for(solver, size, scheme, wire, among), options) as distribution:
             return act(Worker(solver, heard, distribution, transport))
 
     return run_workers(size, work, timeout_s=60)
