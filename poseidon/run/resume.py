@@ -20,7 +20,7 @@ from poseidon.errors import SnapshotError, SolverError
 from poseidon.run.attempt import attempt
 from poseidon.run.roundtable import Roundtable
 from poseidon.solver.disk import Disk, temporary_name
-from poseidon.solver.sidecar import ENDING, fingerprint_of
+from poseidon.solver.sidecar import ENDING, fingerprint_of, read_sidecar
 from poseidon.solver.snapshot import newest_good, open_snapshot
 
 AUTO = "auto"
@@ -87,11 +87,17 @@ class _Found:
 
 
 def _files_of(state: Path) -> list[Path]:
-    """Weights and sidecar first: a snapshot is there once its state is."""
+    """All that the sidecar vouches for, and the state last: a snapshot is there once its state is."""
     with open_snapshot(state) as snapshot:
         model = [] if snapshot.model is None else [snapshot.model]
-    sidecar = state.with_name(state.name.partition(".solverstate")[0] + ENDING)
-    return [*model, *([sidecar] if sidecar.exists() else []), state]
+        has_sidecar = snapshot.continuation is not None
+    if not has_sidecar:  # one of Caffe's
+        return [*model, state]
+    path = state.with_name(state.name.partition(".solverstate")[0] + ENDING)
+    sidecar = read_sidecar(path)
+    assert sidecar is not None, "it has just been read"
+    vouched = [state.with_name(Path(name).name) for name in sidecar.files]
+    return [*dict.fromkeys((*model, *(file for file in vouched if file != state), path)), state]
 
 
 def _hand_out(table: Roundtable, owner: int, path: str, prefix: str, *, lacks: bool) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from poseidon.plan import Scheme
 from poseidon.run.resume import AUTO, Resume, agree_on_snapshot, find_snapshot
@@ -14,7 +15,7 @@ from poseidon.run.roundtable import Roundtable
 from poseidon.solver import newest_good
 from poseidon.transport.inproc import run_workers
 from tests.data.make import datum, write_lmdb
-from tests.run.jobs import built, in_team, solver_param
+from tests.run.jobs import built, in_team, parameters, solver_param
 from tests.solver.small import net_text, write_data
 
 NUM_RECORDS = 37
@@ -70,6 +71,39 @@ def test_the_newest_one_is_handed_to_those_who_lack_it(tmp_path, owner):
         assert newest_good(f"{folder}/s") == folder / newest.name
         for path in newest.parent.glob("s_iter_5.*"):
             assert (folder / path.name).read_bytes() == path.read_bytes()
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+def test_what_a_narrow_wire_owes_is_handed_out_too(tmp_path, wire):
+    """Rank 1 has a disk of its own and goes on as if both had one: bit for bit as a run that was not interrupted."""
+    listing = write_data(tmp_path)
+    folders = [tmp_path / f"host{rank}" for rank in range(2)]
+    for folder in folders:
+        folder.mkdir()
+
+    def param(rank: int):
+        return solver_param(net_text(listing, batch=2), f'max_iter: 9 snapshot: 4 snapshot_prefix: "{folders[rank]}/s"')
+
+    def begin(worker):
+        worker.solver.step(4)  # which rank 0 alone writes
+        worker.solver.step(5)
+        return parameters(worker.solver)
+
+    def go_on(worker):
+        table, prefix = Roundtable(worker.transport), f"{folders[worker.transport.rank]}/s"
+        found = agree_on_snapshot(table, prefix, Resume(AUTO))
+        worker.solver.restore(found)
+        worker.solver.step(5)
+        return parameters(worker.solver)
+
+    uninterrupted = in_team(2, param, begin, scheme=Scheme.RING, wire=wire)
+    for path in (*folders[0].glob("s_iter_8.*"), *folders[1].iterdir()):
+        path.unlink()
+    again = in_team(2, param, go_on, scheme=Scheme.RING, wire=wire)
+    for path in folders[0].glob("s_iter_4.*"):
+        assert (folders[1] / path.name).read_bytes() == path.read_bytes()
+    for mine, before in zip(again, uninterrupted, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(mine, before, strict=True))
 
 
 def test_who_shares_a_disk_copies_nothing(tmp_path):
