@@ -219,7 +219,7 @@ def test_the_slurm_script_asks_for_another_turn_only_when_that_helps(tmp_path):
     for name, body in (("srun", 'exit "$CODE"'), ("scontrol", 'echo "$@"')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / name).chmod(0o755)
-    for code, turns in ((0, ""), (1, ""), (75, "requeue 7\n"), (137, "requeue 7\n")):
+    for code, turns in ((0, ""), (1, ""), (3, "requeue 7\n"), (75, "requeue 7\n"), (137, "requeue 7\n")):
         environ = {
             "PATH": f"{tmp_path}:/usr/bin:/bin",
             "CODE": str(code),
