@@ -5,21 +5,20 @@
     end         all workers succeeded, or one failed, or a host was lost: then the others get a moment to notice by
                 themselves and say why, and are ended
     restart     if that was a failure, and restarts are left: a new generation on the hosts that are left, which goes on
-                from the job's newest good snapshot. A host that returns makes the running generation yield: it writes
-                a snapshot and stops, and the next one has the host again
+                from the job's newest good snapshot. A host that returns, whoever else is still missing, makes the
+                running generation yield: it writes a snapshot and stops, and the next one has the host again
 
 Workers tell by their exit codes why they ended (`exits.py`). A mistake of the user's is no reason to restart: the next
-generation would meet it again.
+generation would meet it again. A host that cannot start workers, or is lost while it is asked to, is a failure as any.
 """
 
 from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
-from poseidon.errors import UsageError
 from poseidon.run.exits import LOST_ANOTHER, MISTAKE, YIELDED
 from poseidon.run.fleet import Fleet, refuse
 from poseidon.run.hosts import Host, num_workers
@@ -32,6 +31,7 @@ WAIT_S = 120.0  # for hosts to return when too few are left
 LEFT_S = 1.5  # between the ends of workers that notice the same
 GATHER_S = 2.0  # for a host that was lost for a moment only
 _MOST_INTERRUPTS = 3
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 Tell = Callable[[str], None]
 
@@ -58,12 +58,13 @@ class ClusterJob:
 
 @dataclass(slots=True)
 class _Generation:
-    """One set of workers: where they run, and how those that ended did."""
+    """One set of workers: where they run, and how those that ended did. `refused`: sites that could not start any."""
 
     sites: list[Site]
     size: int
     codes: dict[int, int] = field(default_factory=dict)
     lost: list[Site] = field(default_factory=list)
+    refused: list[Site] = field(default_factory=list)
     failed_s: float | None = None
     ended_s: float = 0.0  # when the last worker ended
     is_yielding: bool = False
@@ -75,17 +76,18 @@ class _Generation:
 
     @property
     def is_failed(self) -> bool:
-        return bool(self.lost) or any(code not in (0, YIELDED) for code in self.codes.values())
+        return bool(self.lost or self.refused) or any(code not in (0, YIELDED) for code in self.codes.values())
 
     @property
     def is_mistake(self) -> bool:
-        return not self.lost and min(self.codes.values(), default=0) >= 0 and MISTAKE in self.codes.values()
+        is_theirs = min(self.codes.values(), default=0) >= 0 and MISTAKE in self.codes.values()
+        return is_theirs and not self.lost and not self.refused
 
     def exit_code(self) -> int:
-        """That of a worker that a signal ended, or of another one that failed; of a lost host, 1."""
+        """That of a worker that a signal ended, or of another one that failed; of a host that is lost or refuses, 1."""
         bad = [code for code in self.codes.values() if code not in (0, YIELDED)]
         if not bad:
-            return 1 if self.lost else 0
+            return 1 if self.lost or self.refused else 0
         worst = min(bad) if min(bad) < 0 else next((code for code in bad if code != LOST_ANOTHER), bad[0])
         return worst if worst >= 0 else 128 - worst
 
@@ -93,8 +95,17 @@ class _Generation:
 def run_cluster(job: ClusterJob, tell: Tell) -> int:
     """Runs a job to its end; returns an exit code. `tell` shows the user a line."""
     with gathered_signals() as waiting, Fleet(job.hosts, job.entry) as fleet:
-        refuse(fleet.gather())
+        problems = fleet.gather(lambda: _stop_in(waiting) is not None)
+        stop = _stop_in(waiting)
+        if stop is not None:
+            return 128 + stop
+        refuse(problems)
         return _Controller(job, fleet, waiting, tell).run()
+
+
+def _stop_in(waiting: Sequence[signal.Signals]) -> signal.Signals | None:
+    """The first signal that asks for the end."""
+    return next((number for number in waiting if number in _STOPS), None)
 
 
 class _Controller:
@@ -125,7 +136,7 @@ class _Controller:
                 self._say(f"all {most} restarts are used up")
             return False
         self._num_restarts += 1
-        self._say(f"restart {self._num_restarts} of {most}, from the newest good snapshot of this job")
+        self._say(f"restart {self._num_restarts} of {most}, from the newest good snapshot of this job that is left")
         return True
 
     def _await_hosts(self) -> bool:
@@ -152,34 +163,47 @@ class _Controller:
     # -- a generation -----------------------------------------------------------------------------------------------
     def _start(self) -> _Generation:
         sites = self._fleet.ready
-        size = num_workers([site.host for site in sites])
-        port = sites[0].host.port or self._free_port(sites[0])
-        generation = _Generation(sites, size)
+        generation = _Generation(sites, num_workers([site.host for site in sites]))
+        port = sites[0].host.port or self._free_port(generation)
+        if port is not None:
+            self._start_workers(generation, port)
+        return generation
+
+    def _start_workers(self, generation: _Generation, port: int) -> None:
         environ = {SECRET: self._job.secret, RESTART: str(self._number)}
-        rank = 0
-        for site in sites:
+        address, rank = generation.sites[0].address, 0
+        for site in generation.sites:
             places = []
             for local_rank in range(site.host.slots):
-                place = Place(rank, size, local_rank, site.host.slots, sites[0].address, port)
+                place = Place(rank, generation.size, local_rank, site.host.slots, address, port)
                 places.append({name: value for name, value in asdict(place).items() if name != "launcher_pid"})
                 site.ranks.add(rank)
                 rank += 1
             site.say("start", command=list(self._job.command), environ=environ, places=places)
-        return generation
 
-    def _free_port(self, site: Site) -> int:
-        found: list[int] = []
+    def _free_port(self, generation: _Generation) -> int | None:
+        """Of the first host; None if that fails or nobody waits for it any more: the generation has failed then."""
+        site, found = generation.sites[0], list[int]()
 
         def hear(speaker: Site, message: Message) -> None:
             if speaker is site and message["kind"] == "port":
                 found.append(int(message["port"]))
+            else:
+                self._hear(generation, speaker, message)
 
         site.say("port", address=site.address)
-        while not found:
+        while not found and not generation.refused:
             self._fleet.pump(hear)
+            stop = _stop_in(self._waiting)
+            if stop is not None:
+                self._is_asked_to_stop = True
+                generation.codes[0] = -stop  # as if it had ended the worker that is not there yet
+                return None
             if not site.is_ready:
-                raise UsageError(f"host {site.host.name} {site.problem}")
-        return found[0]
+                generation.lost.append(site)
+                self._say(f"error: host {site.host.name} {site.problem}")
+                return None
+        return found[0] if found else None
 
     def _attend(self, generation: _Generation) -> None:
         """Until all of its workers have ended, or are out of reach."""
@@ -191,9 +215,8 @@ class _Controller:
                 self._end_late(generation)
             elif generation.is_failed:
                 generation.failed_s = time.monotonic()
-            elif len(self._fleet.ready) < len(self._fleet.sites):
-                self._fleet.retry()
             else:
+                self._fleet.retry()
                 self._welcome_back(generation)
         for site in generation.sites:
             site.ranks.clear()
@@ -211,6 +234,12 @@ class _Controller:
                 self._say(
                     f"error: rank {rank} (host {site.host.name}, pid {message.get('pid')}) was ended by {name}{guess}"
                 )
+
+        elif message["kind"] == "problem" and message.get("about") in ("port", "start"):
+            generation.refused.append(site)
+            self._say(f"error: host {site.host.name} cannot start workers: {message.get('text')}")
+            site.say("end")  # some of them may be there
+            site.ranks.clear()
 
     def _ignore(self, site: Site, message: Message) -> None:
         """Between generations nobody has anything to say that matters."""
@@ -234,18 +263,18 @@ class _Controller:
                 site.say("end")
 
     def _welcome_back(self, generation: _Generation) -> None:
-        """All hosts are there; if the generation began without one of them, it makes room."""
-        if len(generation.sites) < len(self._fleet.sites) and not generation.is_yielding:
+        """Hosts that the generation began without and that are there now: it makes room for them."""
+        present = {site.host for site in generation.sites}
+        names = ", ".join(site.host.name for site in self._fleet.ready if site.host not in present)
+        if names and not generation.is_yielding:
             generation.is_yielding = True
-            names = ", ".join(site.host.name for site in self._fleet.ready if site not in generation.sites)
             self._say(f"host {names} is back: snapshot, and on with it")
             for site in generation.sites:
                 site.say("signal", number=int(signal.SIGUSR1))
 
     # -- signals ----------------------------------------------------------------------------------------------------
     def _has_stop_request(self) -> bool:
-        if any(number in (signal.SIGINT, signal.SIGTERM) for number in self._waiting):
-            self._is_asked_to_stop = True
+        self._is_asked_to_stop |= _stop_in(self._waiting) is not None
         return self._is_asked_to_stop
 
     def _pass_on_signals(self, generation: _Generation) -> None:
@@ -253,7 +282,7 @@ class _Controller:
             number = self._waiting.pop(0)
             if number is signal.SIGTSTP:
                 continue  # hosts elsewhere cannot be put to sleep together with this one
-            self._is_asked_to_stop |= number in (signal.SIGINT, signal.SIGTERM)
+            self._is_asked_to_stop |= number in _STOPS
             self._num_interrupts += number is signal.SIGINT
             for site in generation.sites:
                 site.say("signal", number=int(number))

@@ -49,15 +49,11 @@ class Fleet:
     def ready(self) -> list[Site]:
         return [site for site in self.sites if site.is_ready]
 
-    def gather(self) -> dict[str, str]:
-        """Waits until every host has answered or failed to; what is wrong, by host."""
-        self.settle()
+    def gather(self, is_over: Callable[[], bool] = lambda: False) -> dict[str, str]:
+        """Waits until every host has answered or failed to, or it is over for other reasons; what is wrong, by host."""
+        while any(site.state is SiteState.CONNECTING for site in self.sites) and not is_over():
+            self.pump(lambda site, message: None)
         return {site.host.name: site.problem for site in self.sites if not site.is_ready}
-
-    def settle(self, hear: Hear = lambda site, message: None) -> None:
-        """Waits until nobody is connecting any more."""
-        while any(site.state is SiteState.CONNECTING for site in self.sites):
-            self.pump(hear)
 
     def pump(self, hear: Hear, wait_s: float = 0.1) -> None:
         """Hears what the sites say within a time."""
@@ -101,8 +97,11 @@ class Fleet:
 
     def _leave(self) -> None:
         for site in self.sites:
+            site.hang_up()
+        deadline_s = time.monotonic() + LEAVE_S
+        for site in self.sites:
             with contextlib.suppress(OSError):
-                site.leave(LEAVE_S)
+                site.leave(max(deadline_s - time.monotonic(), 0.01))
         self._selector.close()
 
 

@@ -11,7 +11,8 @@ enough that rank 0's host keeps what it wrote.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import logging
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,8 @@ from poseidon.solver.snapshot import newest_good, open_snapshot
 
 AUTO = "auto"
 _PIECE_BYTES = 16 << 20
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +43,28 @@ class Resume:
         """True if the disk has to be looked at, and may be found otherwise on other hosts."""
         return self.wanted == AUTO or (self.is_restart and bool(self.job))
 
+    def __str__(self) -> str:
+        """What all workers must want alike; where on its host each of them has a file is its own affair."""
+        start = {"": "no snapshot", AUTO: "the newest snapshot"}.get(self.wanted, "a snapshot by its name")
+        return f"the newest snapshot of job {self.job}, else {start}" if self.is_restart and self.job else start
+
 
 def find_snapshot(prefix: str, resume: Resume) -> str:
     """The .solverstate to go on from, as this host's disk has it; empty for a fresh start."""
-    if resume.is_restart and resume.job:
-        own = newest_good(prefix, resume.job)
-        if own is not None:
-            return str(own)
-    if resume.wanted != AUTO:
-        return resume.wanted
-    found = newest_good(prefix)
-    return "" if found is None else str(found)
+    found = _Found.on_disk(prefix, resume)
+    _warn_of_lost_work(prefix, resume, found)
+    return found.path
+
+
+def _warn_of_lost_work(prefix: str, resume: Resume, found: _Found) -> None:
+    if resume.is_restart and resume.job and not found.is_own:
+        start = f"goes on from {found.path}, as at its first start" if found.path else "begins anew"
+        _log.warning(
+            "no snapshot of this job (%s_iter_…) is on any host that is left: training %s. Rank 0's host keeps "
+            "snapshots; if it may be lost, put snapshot_prefix on a disk that all hosts share",
+            prefix,
+            start,
+        )
 
 
 # -- several workers --------------------------------------------------------------------------------------------------
@@ -58,10 +72,12 @@ def agree_on_snapshot(table: Roundtable, prefix: str, resume: Resume) -> str:
     """The same for all workers, which call it together: everybody has the snapshot afterwards."""
     if not resume.is_search:
         return resume.wanted
-    own = attempt(table, lambda: _Found.at(find_snapshot(prefix, resume)))
+    own = attempt(table, lambda: _Found.on_disk(prefix, resume).marked())
     assert own is not None
-    found = [_Found(*json.loads(text)) for text in table.gather_texts(json.dumps([own.path, own.iteration, own.mark]))]
-    newest = max(found, key=lambda entry: entry.iteration)
+    found = [_Found(*json.loads(text)) for text in table.gather_texts(json.dumps(astuple(own)))]
+    newest = max(found, key=lambda entry: (entry.is_own, entry.iteration))
+    if table.rank == 0:
+        _warn_of_lost_work(prefix, resume, newest)
     if all((entry.iteration, entry.mark) == (newest.iteration, newest.mark) for entry in found):
         return own.path
     owner = found.index(newest)
@@ -72,18 +88,29 @@ def agree_on_snapshot(table: Roundtable, prefix: str, resume: Resume) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A snapshot on one worker's disk; `mark` tells its contents from others'. Nothing: iteration -1."""
+    """A snapshot on one worker's disk, empty if there is none. `is_own`: this job has written it, in an earlier life.
+    `mark` tells its contents from others'."""
 
-    path: str
-    iteration: int
-    mark: str
+    path: str = ""
+    is_own: bool = False
+    iteration: int = -1
+    mark: str = ""
 
     @classmethod
-    def at(cls, path: str) -> _Found:
-        if not path:
-            return cls("", -1, "")
-        with open_snapshot(path) as snapshot:
-            return cls(path, snapshot.state.iteration, fingerprint_of(Path(path)).sha256)
+    def on_disk(cls, prefix: str, resume: Resume) -> _Found:
+        own = newest_good(prefix, resume.job) if resume.is_restart and resume.job else None
+        if own is not None:
+            return cls(str(own), is_own=True)
+        if resume.wanted != AUTO:
+            return cls(resume.wanted)
+        return cls(str(newest_good(prefix) or ""))
+
+    def marked(self) -> _Found:
+        """With what its files tell."""
+        if not self.path:
+            return self
+        with open_snapshot(self.path) as snapshot:
+            return replace(self, iteration=snapshot.state.iteration, mark=fingerprint_of(Path(self.path)).sha256)
 
 
 def _files_of(state: Path) -> list[Path]:

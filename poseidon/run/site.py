@@ -182,14 +182,19 @@ class Site:
             with contextlib.suppress(BrokenPipeError):
                 stream.close()  # type: ignore[union-attr]
 
-    def leave(self, timeout_s: float) -> None:
-        """Lets the agent end by itself, by ending its input; it has `timeout_s` for that."""
+    def hang_up(self) -> None:
+        """Ends the agent's input, by which it knows that it is to end."""
         if self.is_open:
             assert self._process.stdin is not None
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout_s)
+
+    def leave(self, timeout_s: float) -> None:
+        """After `hang_up`: the agent has `timeout_s` to end by itself. None is waited for that was never there."""
+        if self.is_open:
+            if self.is_ready:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(timeout_s)
             self.state = SiteState.LOST
             self.close()
 
@@ -210,6 +215,8 @@ class Site:
             self.answers[message["number"]] = message
         elif kind == "problem" and self.state is SiteState.CONNECTING:
             self.lose(str(message.get("text")))
+        elif kind == "problem":  # with what it was told to do: whoever told it must know
+            return False
         return kind in ("found", "text", "ready", "pong", "answer", "problem")
 
     def _ended(self) -> None:

@@ -78,8 +78,8 @@ def test_a_failure_is_tried_again_as_often_as_asked_for(tmp_path):
     assert code == 137
     restarts = [line for line in told if "restart" in line]
     assert restarts == [
-        "poseidon: restart 1 of 2, from the newest good snapshot of this job",
-        "poseidon: restart 2 of 2, from the newest good snapshot of this job",
+        "poseidon: restart 1 of 2, from the newest good snapshot of this job that is left",
+        "poseidon: restart 2 of 2, from the newest good snapshot of this job that is left",
         "poseidon: all 2 restarts are used up",
     ]
 
@@ -211,6 +211,117 @@ signal.pause()
     assert any("error: host 127.0.0.1 (rank 1) is lost: the connection to it ended" in line for line in told)
     assert "poseidon: host 127.0.0.1 is back: snapshot, and on with it" in told
     assert [line for line in told if line.startswith("rank 0: size")] == [f"rank 0: size {size}" for size in (2, 1, 2)]
+
+
+def test_a_host_is_taken_back_while_another_stays_away(tmp_path, agents, monkeypatch):
+    monkeypatch.setattr(controller, "GATHER_S", 0.0)
+    script = f"""
+print("size", place.size if place else 1, flush=True)
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit({YIELDED}))
+accept_signals()
+if restart and place: sys.exit(0)
+signal.pause()
+"""
+    command = site._command
+
+    def lose_two() -> None:
+        monkeypatch.setattr(site, "_command", lambda host, e: ["false"] if host.name == "[::1]" else command(host, e))
+        for name in ("[::1]", "127.0.0.1"):
+            agents[name][0]._process.kill()
+
+    show = Told()
+    thread = show.then("size 3", 3, lose_two)
+    code = run_cluster(job(tmp_path, script, (*TWO, Host("[::1]")), Recovery(1, 1)), show)
+    thread.join()
+    assert code == 0, show.lines
+    assert "poseidon: host 127.0.0.1 is back: snapshot, and on with it" in show.lines
+    sizes = [line for line in show.lines if line.startswith("rank 0: size")]
+    assert sizes == [f"rank 0: size {size}" for size in (3, 1, 2)]
+
+
+# -- hosts that cannot do what they are asked to ----------------------------------------------------------------------
+def broken_agent(monkeypatch, patch: str) -> None:
+    """Agents in which something is otherwise; `once` is true for the first that asks."""
+    begin = """
+import os, sys, time
+from poseidon.errors import UsageError
+from poseidon.run import agent
+def once():
+    try:
+        os.close(os.open("once", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+find_port, start = agent.free_port, agent.Agent._start
+"""
+    words = [sys.executable, "-c", f"{begin}{patch}\nsys.exit(agent.main())"]
+    monkeypatch.setattr(site, "_command", lambda host, entry: words)
+
+
+NO_PORT = """
+def free_port(address):
+    if once() or os.path.exists("always"): raise UsageError("no port is free")
+    return find_port(address)
+agent.free_port = free_port
+"""
+NO_START = """
+def refuse(self, message):
+    self._answers["start"] = self._start
+    if once(): raise OSError("too many open files")
+    self._start(message)
+before = agent.Agent.__init__
+def patched(self, *words):
+    before(self, *words)
+    self._answers["start"] = lambda message: refuse(self, message)
+agent.Agent.__init__ = patched
+"""
+
+
+@pytest.mark.parametrize(
+    ("patch", "told"),
+    [(NO_PORT, "no port is free"), (NO_START, "OSError: too many open files")],
+    ids=("port", "start"),
+)
+def test_a_host_that_cannot_start_workers_fails_the_generation(tmp_path, monkeypatch, patch, told):
+    broken_agent(monkeypatch, patch)
+    code, lines = run(tmp_path, "print(restart)", max_restarts=1)
+    assert code == 0, lines
+    assert lines[0] == f"poseidon: error: host localhost cannot start workers: {told}"
+    assert lines[1].startswith("poseidon: restart 1 of 1")
+    assert sorted(lines[2:]) == ["rank 0: 1", "rank 1: 1"]
+
+
+def test_it_is_the_end_without_restarts(tmp_path, monkeypatch):
+    (tmp_path / "always").touch()
+    broken_agent(monkeypatch, NO_PORT)
+    assert run(tmp_path, "print(restart)") == (
+        1,
+        ["poseidon: error: host localhost cannot start workers: no port is free"],
+    )
+
+
+def test_a_host_that_is_lost_while_a_port_is_asked_for_fails_the_generation(tmp_path, monkeypatch):
+    broken_agent(monkeypatch, "agent.free_port = lambda address: os._exit(9) if once() else find_port(address)")
+    code, lines = run(tmp_path, "print(restart)", max_restarts=1)
+    assert code == 0, lines
+    assert lines[0].startswith("poseidon: error: host localhost is lost: the connection to it ended")
+    assert sorted(lines[2:]) == ["rank 0: 1", "rank 1: 1"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("patch", ["agent.main = lambda: time.sleep(60)", "agent.free_port = lambda _: time.sleep(60)"])
+def test_ctrl_c_ends_a_launcher_that_waits_for_a_host(tmp_path, monkeypatch, number, patch):
+    """While it connects, and while it waits for an answer."""
+    patch = f"""
+import threading
+def interrupt(*_):
+    os.kill({os.getpid()}, {int(number)})
+    time.sleep(60)
+{patch.replace("time.sleep(60)", "interrupt()")}
+"""
+    broken_agent(monkeypatch, patch)
+    monkeypatch.setattr(fleet, "LEAVE_S", 0.1)
+    assert run(tmp_path, "", max_restarts=3) == (128 + number, [])
 
 
 def test_too_few_hosts_are_waited_for_in_vain(tmp_path, agents, monkeypatch):

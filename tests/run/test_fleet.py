@@ -21,6 +21,9 @@ def test_what_was_reached_is_left_when_the_next_host_fails(monkeypatch):
         def streams(self) -> list[int]:
             return []
 
+        def hang_up(self) -> None:
+            """There is nothing to hang up."""
+
         def leave(self, seconds: float) -> None:
             left.append(self.host.name)
 

@@ -115,6 +115,32 @@ def test_who_shares_a_disk_copies_nothing(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
 
+def test_a_restart_takes_its_own_jobs_from_another_host_rather_than_older_work_of_others(tmp_path):
+    folders = [tmp_path / f"host{rank}" for rank in range(2)]
+    for folder in folders:
+        folder.mkdir()
+    saved(folders[0], 6, "yesterday")
+    own = saved(folders[1], 2, "today")
+    again = Resume(AUTO, "today", is_restart=True)
+    found = run_workers(2, lambda t: agree_on_snapshot(Roundtable(t), f"{folders[t.rank]}/s", again), timeout_s=60)
+    assert found == [str(folder / own.name) for folder in folders]
+
+
+def test_work_that_is_lost_with_its_host_is_told(tmp_path, caplog):
+    again = Resume("", "today", is_restart=True)
+    prefix = f"{tmp_path}/s"
+    run_workers(2, lambda t: agree_on_snapshot(Roundtable(t), prefix, again), timeout_s=60)
+    find_snapshot(prefix, again)
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2, "rank 0, and one that is alone"
+    assert all("no snapshot of this job" in line and "training begins anew" in line for line in told)
+    caplog.clear()
+    saved(tmp_path, 2, "today")
+    find_snapshot(prefix, again)
+    find_snapshot(prefix, Resume(AUTO, "today"))
+    assert not caplog.records
+
+
 def test_nobody_has_one(tmp_path):
     found = run_workers(2, lambda t: agree_on_snapshot(Roundtable(t), f"{tmp_path}/s", Resume(AUTO)), timeout_s=60)
     assert found == ["", ""]
