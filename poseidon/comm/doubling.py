@@ -16,7 +16,7 @@ from poseidon.transport.collectives import sum_in_pairs
 class Doubling(DenseExchange):
     def begin(self, send: Send) -> Work:
         if self.transport.levels is not None:
-            return self.transport.all_reduce(self.memory(send))
+            return self.transport.all_reduce(self.memory(send), tag=self.tag(send))
         return sum_in_pairs(self.transport, self.memory(send), tag=self.tag(send))
 
     def arrive(self, send: Send, token: Work) -> bool:

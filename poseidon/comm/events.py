@@ -4,7 +4,8 @@
     WaitStarted → WaitEnded                                                    where the compute thread had to wait
     UnitRead                                                                   under staleness, of every unit
 
-Events come from several threads; one listener is never called by two of them at once.
+Events come from several threads; one listener is never called by two of them at once. `sent_bytes` is payload that has
+really left this worker for the Send since the event before that told of it: as its transport has counted it.
 """
 
 from __future__ import annotations
@@ -41,16 +42,18 @@ class SendLeft(CommEvent):
 
 @dataclass(frozen=True, slots=True)
 class SendReduced(CommEvent):
-    """The sum over all workers is here."""
+    """The sum over all workers is here. Under staleness: this worker's update has left for its servers."""
 
     send: Send
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SendApplied(CommEvent):
-    """The rule was applied, and values that other workers updated are in."""
+    """The rule was applied, and values that other workers updated are in. Under staleness: those with this update."""
 
     send: Send
+    sent_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,8 @@ class Exchange(ABC):
             for place, send in enumerate(wiring.order)
             if send is not None and send.unit == self.unit.index
         }
+        # Who used these tags before (a plan that was renewed, a probe) is not counted.
+        self._sent = {send: self.transport.sent_with(self._channels(send)) for send in self._tags}
 
     def __str__(self) -> str:
         return f"unit {self.unit.index}: {', '.join(member.name for member in self.members)}"
@@ -73,6 +75,16 @@ class Exchange(ABC):
     def tag(self, send: Send, channel: int = 0) -> int:
         """The tag of one of a Send's channels, the same on all workers."""
         return self._tags[send] + channel
+
+    def newly_sent(self, send: Send) -> int:
+        """Payload that this worker has sent for a Send since it was asked last. One thread at a time asks."""
+        before, now = self._sent[send], self.transport.sent_with(self._channels(send))
+        self._sent[send] = now
+        return now - before
+
+    def _channels(self, send: Send) -> range:
+        first = self._tags[send] // TAGS_PER_SEND * TAGS_PER_SEND
+        return range(first, first + TAGS_PER_SEND)
 
     # -- an iteration -----------------------------------------------------------------------------------------------
     @abstractmethod

@@ -10,7 +10,7 @@ from poseidon.transport import Work
 
 class Ring(DenseExchange):
     def begin(self, send: Send) -> Work:
-        return self.transport.all_reduce(self.memory(send))
+        return self.transport.all_reduce(self.memory(send), tag=self.tag(send))
 
     def arrive(self, send: Send, token: Work) -> bool:
         token.wait()

@@ -172,7 +172,7 @@ class Scheduler(Conductor[_Sends]):
                 self._tell(SendLeft(send.unit, send))
                 self._leave(ticket)
             parts = exchange.reduced(send, token)
-            self._tell(SendReduced(send.unit, send))
+            self._tell(SendReduced(send.unit, send, exchange.newly_sent(send)))
         except BaseException as problem:  # raised again to whoever waits
             self._fail(problem, exchange)
             return
@@ -191,7 +191,7 @@ class Scheduler(Conductor[_Sends]):
             self._apply(parts, progress.context)
             parts.clear()
             exchange.spread(send)
-            self._tell(SendApplied(send.unit, send))
+            self._tell(SendApplied(send.unit, send, exchange.newly_sent(send)))
             with self._changed:
                 is_last = self._turns.applied(send.unit)
             if is_last:

@@ -10,6 +10,8 @@
                second move, which begins with the owner's update: SendReduced → SendApplied. Notified puts tell of one
                move, from the first put to the values' arrival
 
+A move's bytes are payload that really left this worker, as its transport has counted it.
+
 An exchange belongs to the iteration that gave its gradients, although it ends in the next one. A recorded event costs
 two or three microseconds, one that is not recorded a fraction of that. On a GPU layers are seen as they are launched.
 """
@@ -198,9 +200,9 @@ class Tracer:
         elif isinstance(event, SendStarted):
             self._started(event.send)
         elif isinstance(event, SendReduced):
-            self._reduced(event.send)
+            self._reduced(event.send, event.sent_bytes)
         elif isinstance(event, SendApplied):
-            self._applied(event.send)
+            self._applied(event.send, event.sent_bytes)
         elif isinstance(event, UnitDone):
             self._done(event.unit)
 
@@ -226,15 +228,15 @@ class Tracer:
             self._record("start", self._name(send.unit), round_.iteration, now_s, None, None, send.unit)
         round_.started[send] = now_s
 
-    def _reduced(self, send: Send) -> None:
+    def _reduced(self, send: Send, sent_bytes: int) -> None:
         round_ = next((r for r in self._rounds[send.unit] if send in r.started and send not in r.reduced), None)
         if round_ is None:
             return
         now_s = round_.reduced[send] = self._now()
         if round_.iteration is not None and not self._is_gpi:
-            self._move(round_.iteration, send, round_.started[send], now_s)
+            self._move(round_.iteration, send, round_.started[send], now_s, sent_bytes)
 
-    def _applied(self, send: Send) -> None:
+    def _applied(self, send: Send, sent_bytes: int) -> None:
         round_ = next((r for r in self._rounds[send.unit] if send in r.reduced and send not in r.applied), None)
         if round_ is None:
             return
@@ -245,19 +247,15 @@ class Tracer:
         if self._has_barrier:
             began_s = max(began_s, self._gradients_s)
         if self._is_gpi:
-            self._move(round_.iteration, send, round_.started[send], now_s)
+            self._move(round_.iteration, send, round_.started[send], now_s, sent_bytes)
         elif self._units[send.unit].scheme in _HAS_OWNERS:
-            self._move(round_.iteration, send, began_s, now_s)
+            self._move(round_.iteration, send, began_s, now_s, sent_bytes)
         else:
             place = (None, send.unit, self._chunks.get(send))
             self._record("update", self._name(send.unit), round_.iteration, began_s, now_s - began_s, *place)
 
-    def _move(self, iteration: int, send: Send, began_s: float, now_s: float) -> None:
-        unit = self._units[send.unit]
-        share = (send.stop - send.start) / unit.num_elems
-        num_moves = 2 if unit.scheme in _HAS_OWNERS and not self._is_gpi else 1
-        num_bytes = round(unit.bytes_sent * share / num_moves)
-        place = (num_bytes, send.unit, self._chunks.get(send))
+    def _move(self, iteration: int, send: Send, began_s: float, now_s: float, sent_bytes: int) -> None:
+        place = (sent_bytes, send.unit, self._chunks.get(send))
         self._record("move", self._name(send.unit), iteration, began_s, now_s - began_s, *place)
 
     def _done(self, unit: int) -> None:

@@ -34,7 +34,7 @@ class Event:
     iteration     the one that the event belongs to: an exchange to the one that gave the gradient
     start_s       when it began (or was, if it is an instant), in seconds on rank 0's clock
     duration_s    None: an instant
-    num_bytes     what this worker's node sends for it; None: nothing is said
+    num_bytes     payload that has left this worker for it, as its transport counted; None: nothing is said
     unit, chunk   numbers in the plan: of the unit, and of the piece among the unit's pieces
     """
 

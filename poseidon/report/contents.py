@@ -63,6 +63,7 @@ def contents_of(run: Run, options: ReportOptions) -> Contents:
     problems: list[str] = []
     plan = _plan(run, problems)
     source = _net(run, problems)
+    nodes = _nodes(run)
     return Contents(
         run=run,
         title=(source.net.name if source is not None else "") or "Net without a name",
@@ -73,10 +74,10 @@ def contents_of(run: Run, options: ReportOptions) -> Contents:
         timeline=_timeline(run, options.shown, plan),
         overlaps=tuple(overlap_of(trace) for trace in run.traces if trace.events),
         plan=plan,
-        traffic=traffic_of(plan, run.traces) if plan is not None else (),
+        traffic=traffic_of(plan, run.traces, [node.ranks for node in nodes]) if plan is not None else (),
         source=source,
         facts=net_facts(source, plan=plan, shapes=_shapes(run)) if source is not None else None,
-        nodes=_nodes(run),
+        nodes=nodes,
         problem=" ".join(problems),
     )
 

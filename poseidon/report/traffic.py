@@ -1,14 +1,15 @@
 """Traffic: what each unit of the plan was to send and what moved, per iteration and node.
 
 predicted   the plan's `bytes_sent`: of the node that sends most
-measured    bytes of the unit's "move" events, per recorded iteration. A move tells what the worker's *node* sends
-            for it, and every worker of the node tells the same: the greatest of all workers is the busiest node's
+measured    bytes of the unit's "move" events, per recorded iteration: what has left a worker, as its transport counted.
+            Workers of a node are added up (where only some have left traces, these stand for the others too); the
+            greatest of all nodes is the busiest one's
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from poseidon.plan import CommPlan
@@ -30,12 +31,18 @@ class UnitTraffic:
         return self.measured_bytes / self.predicted_bytes
 
 
-def traffic_of(plan: CommPlan, traces: Sequence[Trace]) -> tuple[UnitTraffic, ...]:
-    """One entry per unit that travels."""
+def traffic_of(
+    plan: CommPlan, traces: Sequence[Trace], nodes: Sequence[Collection[int]] = ()
+) -> tuple[UnitTraffic, ...]:
+    """One entry per unit that travels. `nodes`: the ranks of each; who stands in none is a node of its own."""
+    known = {rank for ranks in nodes for rank in ranks}
+    alone = [(trace.rank,) for trace in traces if trace.rank not in known]
     measured: dict[int, float] = {}
-    for trace in traces:
-        for unit, num_bytes in _per_iteration(trace).items():
-            measured[unit] = max(num_bytes, measured.get(unit, 0.0))
+    for ranks in (*nodes, *alone):
+        found = [_per_iteration(trace) for trace in traces if trace.rank in ranks]
+        for unit in {unit for one in found for unit in one}:
+            total = sum(one.get(unit, 0.0) for one in found) * len(ranks) / len(found)
+            measured[unit] = max(total, measured.get(unit, 0.0))
     return tuple(
         UnitTraffic(unit.index, unit.bytes_sent, measured.get(unit.index))
         for unit in plan.units

@@ -75,17 +75,19 @@ class Teller:
                 what.iteration,
                 what.start_s,
                 duration_s,
-                self._bytes(what) if what.kind == "move" else None,
+                self._bytes(rank, what) if what.kind == "move" else None,
                 what.index if is_unit else None,
                 what.chunk,
             )
         )
 
-    def _bytes(self, what: Happening) -> int:
-        """What the worker's node sends for it: of a unit whose values are pulled, half with each move."""
+    def _bytes(self, rank: int, what: Happening) -> int:
+        """The worker's part of what its node sends for it: of a unit whose values are pulled, half with each move."""
         assert what.chunk is not None, "what moves is a chunk"
         unit = self.plan.units[what.index]
         num_moves = 2 if unit.scheme in _HAS_OWNERS else 1
+        node = self.machines.nodes_of_workers[rank]
+        num_moves *= self.machines.cluster.node_workers[node]
         return round(unit.bytes_sent * self._chunks[what.index][what.chunk] / num_moves)
 
 

@@ -80,15 +80,18 @@ class Transport(Protocol):
     @property
     def bytes_received(self) -> int: ...
 
+    def sent_with(self, tags: Iterable[int]) -> int:
+        """Of `bytes_sent`, what was sent with these tags."""
+
     def send(self, tensor: Tensor, to: int, tag: int) -> Work: ...
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Work: ...
 
-    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None, *, tag: int | None = None) -> Work:
         """The sum over the members of `group` (None: all), in place.
 
         The order of the sum is fixed and the bits are the same on all members. Members start the all-reduces and
-        broadcasts of one group in the same order.
+        broadcasts of one group in the same order. A `tag` makes no channel here: its bytes are counted with that.
         """
 
     def broadcast(self, tensor: Tensor, root: int, group: Sequence[int] | None = None) -> Work:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -83,9 +83,12 @@ class C10dTransport:
     def bytes_received(self) -> int:
         return self._tally.received
 
+    def sent_with(self, tags: Iterable[int]) -> int:
+        return self._tally.sent_with(tags)
+
     def send(self, tensor: Tensor, to: int, tag: int) -> Work:
         work = self._stage_send(tensor, to, tag) if tensor.device.type != "cpu" else self._post_send(tensor, to, tag)
-        self._tally.add(sent=tensor.nbytes)
+        self._tally.add(sent=tensor.nbytes, tag=tag)
         return work
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Work:
@@ -94,7 +97,7 @@ class C10dTransport:
         self._tally.add(received=tensor.nbytes)
         return work
 
-    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None, *, tag: int | None = None) -> Work:
         members = members_of(group, self.size, self.rank)
         if tensor.dtype not in SUMMABLE:
             raise TransportError(
@@ -102,7 +105,7 @@ class C10dTransport:
             )
         what = f"in the all-reduce of {size_text(tensor.nbytes)}"
         work = self._collective(tensor, members, what, lambda c10d_group: c10d_group.allreduce([tensor]))
-        self._tally.add_all_reduce(tensor.nbytes, len(members))
+        self._tally.add_all_reduce(tensor.nbytes, len(members), tag)
         return work
 
     def broadcast(self, tensor: Tensor, root: int, group: Sequence[int] | None = None) -> Work:

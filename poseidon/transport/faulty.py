@@ -14,7 +14,7 @@ from __future__ import annotations
 import itertools
 import random
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -58,6 +58,9 @@ class FaultyTransport:
     def bytes_received(self) -> int:
         return self._inner.bytes_received
 
+    def sent_with(self, tags: Iterable[int]) -> int:
+        return self._inner.sent_with(tags)
+
     def send(self, tensor: Tensor, to: int, tag: int) -> Work:
         return self._late(("send", to, tag), lambda: self._inner.send(tensor, to, tag), f"a send to rank {to}")
 
@@ -65,8 +68,8 @@ class FaultyTransport:
         what = f"a receive from rank {source}"
         return self._late(("recv", source, tag), lambda: self._inner.recv(tensor, source, tag), what)
 
-    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
-        return self._late(_group_key(group), lambda: self._inner.all_reduce(tensor, group), "an all-reduce")
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None, *, tag: int | None = None) -> Work:
+        return self._late(_group_key(group), lambda: self._inner.all_reduce(tensor, group, tag=tag), "an all-reduce")
 
     def broadcast(self, tensor: Tensor, root: int, group: Sequence[int] | None = None) -> Work:
         return self._late(_group_key(group), lambda: self._inner.broadcast(tensor, root, group), "a broadcast")

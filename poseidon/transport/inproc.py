@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -168,9 +168,12 @@ class InprocTransport:
     def bytes_received(self) -> int:
         return self._tally.received
 
+    def sent_with(self, tags: Iterable[int]) -> int:
+        return self._tally.sent_with(tags)
+
     def send(self, tensor: Tensor, to: int, tag: int) -> Work:
         work = self._post_send(tensor, to, tag)
-        self._tally.add(sent=tensor.nbytes)
+        self._tally.add(sent=tensor.nbytes, tag=tag)
         return work
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Work:
@@ -178,10 +181,10 @@ class InprocTransport:
         self._tally.add(received=tensor.nbytes)
         return work
 
-    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None, *, tag: int | None = None) -> Work:
         members = members_of(group, self.size, self.rank)
         work = self._meet(tensor, f"in the all-reduce of {size_text(tensor.nbytes)}", members, _sum_in_rank_order)
-        self._tally.add_all_reduce(tensor.nbytes, len(members))
+        self._tally.add_all_reduce(tensor.nbytes, len(members), tag)
         return work
 
     def broadcast(self, tensor: Tensor, root: int, group: Sequence[int] | None = None) -> Work:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -148,10 +148,14 @@ class LevelTransport:
     def bytes_received(self) -> int:
         return self._tally.received + (0 if self._leaders is None else self._leaders.bytes_received)
 
+    def sent_with(self, tags: Iterable[int]) -> int:
+        tags = tuple(tags)
+        return self._tally.sent_with(tags) + (0 if self._leaders is None else self._leaders.sent_with(tags))
+
     # -- the network's own ------------------------------------------------------------------------------------------
     def send(self, tensor: Tensor, to: int, tag: int) -> Work:
         work = self._wire.send(tensor, to, tag)
-        self._tally.add(sent=0 if to in self._local else tensor.nbytes)
+        self._tally.add(sent=0 if to in self._local else tensor.nbytes, tag=tag)
         return work
 
     def recv(self, tensor: Tensor, source: int, tag: int) -> Work:
@@ -181,10 +185,10 @@ class LevelTransport:
         self._wire.close()
 
     # -- on all levels ----------------------------------------------------------------------------------------------
-    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None, *, tag: int | None = None) -> Work:
         check_message(tensor)
         if group is not None and members_of(group, self.size, self.rank) != tuple(range(self.size)):
-            return self._wire.all_reduce(tensor, group)
+            return self._wire.all_reduce(tensor, group, tag=tag)
         what = f"in the all-reduce of {size_text(tensor.nbytes)}"
         if tensor.numel() == 0:
             return finished(what)
@@ -193,11 +197,11 @@ class LevelTransport:
             raise problem
         turn = next(self._sums)
         others = tuple(peer.rank for peer in self.peers if peer.rank != self.peers[self.rank].rank)
-        return self.engine.submit(object(), lambda: self._sum(tensor, turn), what, others)
+        return self.engine.submit(object(), lambda: self._sum(tensor, turn, tag), what, others)
 
-    def _sum(self, tensor: Tensor, turn: int) -> None:
+    def _sum(self, tensor: Tensor, turn: int, tag: int | None) -> None:
         if self._node is None:
-            self._sum_at_leaders(tensor, turn)
+            self._sum_at_leaders(tensor, turn, tag)
             return
         with self._node.session(-1 - turn) as session:
             shards = shards_of(tensor, len(self._local))
@@ -205,14 +209,14 @@ class LevelTransport:
                 _sum_for_all(session, shards)
                 return
             session.reduce(shards)
-            self._sum_at_leaders(tensor, turn)
+            self._sum_at_leaders(tensor, turn, tag)
             session.broadcast([tensor])
 
-    def _sum_at_leaders(self, tensor: Tensor, turn: int) -> None:
+    def _sum_at_leaders(self, tensor: Tensor, turn: int, tag: int | None) -> None:
         """All-reduces of a group must begin in the same order on all its members: in that of the calls."""
         if self._leaders is not None:
             with self._turns.at(turn):
-                work = self._leaders.all_reduce(tensor)
+                work = self._leaders.all_reduce(tensor, tag=tag)
             work.wait()
 
     def sum_on_node(self, tensor: Tensor, tag: int) -> None:

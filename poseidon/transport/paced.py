@@ -12,7 +12,7 @@ use it for what crosses between nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -49,6 +49,9 @@ class PacedTransport:
     def bytes_received(self) -> int:
         return self._inner.bytes_received
 
+    def sent_with(self, tags: Iterable[int]) -> int:
+        return self._inner.sent_with(tags)
+
     # -- messages ---------------------------------------------------------------------------------------------------
     def send(self, tensor: Tensor, to: int, tag: int) -> Work:
         what = f"sending {size_text(tensor.nbytes)} to rank {to}, tag {tag}"
@@ -79,11 +82,11 @@ class PacedTransport:
         return tensor.split(max(most_bytes // tensor.element_size(), 1)) if tensor.numel() else (tensor,)
 
     # -- collectives ------------------------------------------------------------------------------------------------
-    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None, *, tag: int | None = None) -> Work:
         members = members_of(group, self.size, self.rank)
         share = 2 * (len(members) - 1) / len(members)  # of a piece's bytes, sent and received
         start = self._inner.all_reduce
-        return self._collective(tensor, members, (share, share), lambda part: start(part, group))
+        return self._collective(tensor, members, (share, share), lambda part: start(part, group, tag=tag))
 
     def broadcast(self, tensor: Tensor, root: int, group: Sequence[int] | None = None) -> Work:
         members = members_of(group, self.size, self.rank)

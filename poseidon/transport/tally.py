@@ -2,11 +2,14 @@
 
 all-reduce (ring)        2·n·(P−1)/P sent and received
 broadcast (binomial)     n sent for each child in the tree, n received by all but the root
+
+What was sent with a tag is counted by tag too, so that it can be told for which exchange bytes have left.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 
 
 class Tally:
@@ -16,15 +19,18 @@ class Tally:
         self._lock = threading.Lock()
         self.sent = 0
         self.received = 0
+        self._by_tag: dict[int, int] = {}  # what was sent
 
-    def add(self, sent: int = 0, received: int = 0) -> None:
+    def add(self, sent: int = 0, received: int = 0, tag: int | None = None) -> None:
         with self._lock:
             self.sent += sent
             self.received += received
+            if sent and tag is not None:
+                self._by_tag[tag] = self._by_tag.get(tag, 0) + sent
 
-    def add_all_reduce(self, num_bytes: int, num_members: int) -> None:
+    def add_all_reduce(self, num_bytes: int, num_members: int, tag: int | None = None) -> None:
         moved = 2 * num_bytes * (num_members - 1) // num_members
-        self.add(sent=moved, received=moved)
+        self.add(sent=moved, received=moved, tag=tag)
 
     def add_broadcast(self, num_bytes: int, place: int, num_members: int) -> None:
         """`place` counts members from the root on."""
@@ -32,6 +38,10 @@ class Tally:
             sent=num_bytes * num_children(place, num_members),
             received=0 if place == 0 else num_bytes,
         )
+
+    def sent_with(self, tags: Iterable[int]) -> int:
+        """Payload sent with these tags."""
+        return sum([self._by_tag.get(tag, 0) for tag in tags])
 
 
 def num_children(place: int, num_members: int) -> int:

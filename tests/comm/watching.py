@@ -96,8 +96,8 @@ class HoldingTransport:
     def recv(self, tensor: Tensor, source: int, tag: int) -> Work:
         return self._by_tag(self._inner.recv(tensor, source, tag), tag)
 
-    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None) -> Work:
-        work = self._inner.all_reduce(tensor, group)
+    def all_reduce(self, tensor: Tensor, group: Sequence[int] | None = None, *, tag: int | None = None) -> Work:
+        work = self._inner.all_reduce(tensor, group, tag=tag)
         if not self._rings:
             return work
         send = self._rings[self._num_rings % len(self._rings)]

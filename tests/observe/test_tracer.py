@@ -148,13 +148,13 @@ def test_exchanges_of_several_workers():
         UnitReady(0),  # 4
         SendStarted(0, HALVES[0]),  # 5
         SendStarted(0, HALVES[1]),  # 6
-        SendReduced(1, WHOLE),  # 7
-        SendReduced(0, HALVES[0]),  # 8
+        SendReduced(1, WHOLE, 310),  # 7
+        SendReduced(0, HALVES[0], 400),  # 8
         WaitStarted(0),  # 9
-        SendApplied(1, WHOLE),  # 10
+        SendApplied(1, WHOLE, 290),  # 10
         UnitDone(1),  # 11
         SendApplied(0, HALVES[0]),  # 12
-        SendReduced(0, HALVES[1]),  # 13
+        SendReduced(0, HALVES[1], 600),  # 13
         SendApplied(0, HALVES[1]),  # 14
         UnitDone(0),  # 15
         WaitEnded(0),  # 16
@@ -165,9 +165,9 @@ def test_exchanges_of_several_workers():
         Event("start", server, 0, 3, unit=1),
         Event("ready", ring, 0, 4, unit=0),
         Event("start", ring, 0, 5, unit=0),
-        Event("move", server, 0, 3, 4, 300, 1, 0),
+        Event("move", server, 0, 3, 4, 310, 1, 0),
         Event("move", ring, 0, 5, 3, 400, 0, 0),
-        Event("move", server, 0, 7, 3, 300, 1, 0),
+        Event("move", server, 0, 7, 3, 290, 1, 0),
         Event("end", server, 0, 11, unit=1),
         Event("update", ring, 0, 8, 4, None, 0, 0),
         Event("move", ring, 0, 6, 7, 600, 0, 1),
@@ -199,7 +199,8 @@ def test_what_is_held_back_by_a_barrier_has_not_moved():
 
 def test_notified_puts_are_one_move():
     tracer = Tracer(Window(), plan_of(pattern="gpi"), ticking())
-    found = play(tracer, UnitReady(1), SendStarted(1, WHOLE), SendReduced(1, WHOLE), SendApplied(1, WHOLE), UnitDone(1))
+    arrival = SendReduced(1, WHOLE), SendApplied(1, WHOLE, 600), UnitDone(1)
+    found = play(tracer, UnitReady(1), SendStarted(1, WHOLE), *arrival)
     moves = [(event.start_s, event.duration_s, event.num_bytes) for event in found if event.kind == "move"]
     assert moves == [(3, 2, 600)]
     assert [event.kind for event in found] == ["ready", "start", "move", "end"]

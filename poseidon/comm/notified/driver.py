@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import heapq
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from poseidon.comm.conductor import Conductor, Progress
 from poseidon.comm.events import CommListener, SendApplied, SendReduced, SendStarted, UnitDone, UnitReady
@@ -48,6 +49,7 @@ class _Unit(Progress):
     flows: list[Flow] = field(default_factory=list)
     queue: int = 0
     left: dict[Send, int] = field(default_factory=dict)  # flows and gatherings of each Send that are not over
+    puts: dict[Send, list[int]] = field(default_factory=dict)  # bytes of each that goes over a network, noted before it
 
 
 class NotifiedScheduler(Conductor[_Unit]):
@@ -63,6 +65,7 @@ class NotifiedScheduler(Conductor[_Unit]):
     ) -> None:
         self._memory = memory
         self._rank, self._endpoint, self._ids = memory.rank, memory.endpoint, memory.ids
+        self._near = {rank for rank, link in enumerate(memory.endpoint.links) if link == "shared memory"}
         units = {exchange.unit.index: self._unit(exchange, len(exchanges)) for exchange in exchanges}
         super().__init__(plan, units, apply, listener)
         self._nodes = {
@@ -95,6 +98,7 @@ class NotifiedScheduler(Conductor[_Unit]):
             entry.context = context
             entry.iteration += 1
             entry.left = dict.fromkeys(entry.exchange.sends, 0)
+            entry.puts = {send: [] for send in entry.left}
             for flow in entry.flows:
                 entry.left[flow.send] += 1
             if not entry.flows:
@@ -129,14 +133,15 @@ class NotifiedScheduler(Conductor[_Unit]):
 
     def _offer_block(self, unit: int, entry: _Unit) -> bool:
         assert isinstance(entry.exchange, Factors)
+        block = entry.exchange.final().memory
+        others = [(self._rank + step) % self._memory.size for step in range(1, self._memory.size)]
+        self._note_puts(entry, entry.exchange.sends[0], block, others)
         with self._changed:
             gathering = self._gatherings[unit] = protocol.own_block(self._gatherings[unit])
             if gathering.is_complete:
                 heapq.heappush(self._jobs, (unit, _GATHER, False))
         note = Note(self._ids.block(unit, gathering.turn, self._rank), gathering.coming)
-        block = entry.exchange.final().memory
-        for step in range(1, self._memory.size):
-            to = (self._rank + step) % self._memory.size
+        for to in others:
             self._endpoint.write_notify(block, self._memory.spot_of_block(unit, to, gathering.turn), note, entry.queue)
         return gathering.is_complete
 
@@ -280,17 +285,23 @@ class NotifiedScheduler(Conductor[_Unit]):
     # -- puts -------------------------------------------------------------------------------------------------------
     def _put_up(self, flow: Flow, entry: _Unit, version: int) -> None:
         assert isinstance(entry.exchange, FlowExchange)
-        note = Note(self._ids.flow(flow.index, self._rank), version)
-        self._endpoint.write_notify(entry.exchange.gradient(flow), self._memory.spot_at_parent(flow), note, entry.queue)
+        gradient, spot = entry.exchange.gradient(flow), self._memory.spot_at_parent(flow)
+        self._note_puts(entry, flow.send, gradient, [spot.rank])
+        self._endpoint.write_notify(gradient, spot, Note(self._ids.flow(flow.index, self._rank), version), entry.queue)
 
     def _put_down(self, flow: Flow, version: int) -> None:
         children = flow.children(self._rank)
         if children:
             values = self._memory.values(flow)
             note = Note(self._ids.flow(flow.index, self._rank), version)
-            queue = self._units[flow.send.unit].queue
+            entry = self._units[flow.send.unit]
+            self._note_puts(entry, flow.send, values, children)
             for child in children:
-                self._endpoint.write_notify(values, self._memory.spot_of_values(flow, child), note, queue)
+                self._endpoint.write_notify(values, self._memory.spot_of_values(flow, child), note, entry.queue)
+
+    def _note_puts(self, entry: _Unit, send: Send, data: Tensor, ranks: Iterable[int]) -> None:
+        """Before the first of them, so that none is missing when the Send is over."""
+        entry.puts[send].append(data.nbytes * sum(rank not in self._near for rank in ranks))
 
     # -- ends -------------------------------------------------------------------------------------------------------
     def _end_part(self, unit: int, send: Send) -> None:
@@ -302,7 +313,7 @@ class NotifiedScheduler(Conductor[_Unit]):
             is_over = not any(entry.left.values())
         if is_send_over:
             self._tell(SendReduced(unit, send))
-            self._tell(SendApplied(unit, send))
+            self._tell(SendApplied(unit, send, sum(entry.puts[send])))
         if is_over:
             entry.exchange.drop()
             self._tell(UnitDone(unit))
