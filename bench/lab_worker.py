@@ -244,6 +244,12 @@ class Ddp:
         dist.destroy_process_group()
 
 
+def processor_s() -> tuple[float, float]:
+    """What this process has used: of its own, and in the kernel."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime, usage.ru_stime
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--contender", required=True)
@@ -270,8 +276,10 @@ def main() -> None:
         if rank == 0:
             print(contender.plan.table(), file=sys.stderr)
     pauses = Pauses(options.pauses, subject.compute_s / 2, options.calm + 2)
-    times, begun, counts = [], [], []
+    times, begun, counts, used = [], [], [], []
     for iteration in range(options.iterations + 2):
+        if iteration == 2:
+            used.append(processor_s())
         counts.append(int(COUNTER.read_text()))
         contender.device.begin(pauses.place(rank, iteration, 2 * contender.num_layers), pauses.seconds)
         begin = time.perf_counter()
@@ -279,6 +287,7 @@ def main() -> None:
         begun.append(begin)
         times.append(time.perf_counter() - begin)
     counts.append(int(COUNTER.read_text()))
+    used.append(processor_s())
     contender.close()
     if options.seen and isinstance(contender, Ours):
         (options.seen / f"seen-{rank}.json").write_text(json.dumps(contender.seen_json(begun)) + "\n")
@@ -288,6 +297,7 @@ def main() -> None:
             "median_s": statistics.median(times[2:]),
             "all_s": [round(t, 4) for t in times],
             "link_bytes": (counts[-1] - counts[2]) / options.iterations,
+            "processor_s": [(after - before) / options.iterations for before, after in zip(*used, strict=True)],
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
         if isinstance(contender, Ours):
