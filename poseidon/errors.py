@@ -10,6 +10,7 @@
     ├── SolverError               solver settings that contradict each other or the net
     │   └── SnapshotError         a snapshot that is damaged, incomplete or of another net
     ├── TransportError            workers cannot reach each other, or do not agree on what to exchange
+    │   ├── JoinFailed            workers did not come together this time; a new start may do
     │   ├── PeerLost              a worker died, hangs, was cut off or gave up; names its rank and host
     │   └── TransportTimeout      an exchange took longer than allowed although nobody is known to be lost
     ├── WorkersDiffer             workers of one job differ where they must be alike; names what, and their ranks
@@ -71,6 +72,10 @@ class TransportError(PoseidonError):
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+class JoinFailed(TransportError):  # noqa: N818
+    """Workers that did not come together for reasons that pass: a port was taken meanwhile, a call was not answered."""
 
 
 class PeerLost(TransportError):  # noqa: N818 (read as "except PeerLost")

@@ -30,9 +30,9 @@ from poseidon.cli.workers import (
     plan_request,
     threads_asked,
 )
-from poseidon.errors import PeerLost, PoseidonError
+from poseidon.errors import PoseidonError
 from poseidon.run.distribute import DistributeOptions
-from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
+from poseidon.run.exits import CRASHED, code_of
 from poseidon.run.launcher import accept_signals
 from poseidon.run.options import CONSISTENCIES, ROW_ORDERS
 from poseidon.run.planning import Links
@@ -53,11 +53,10 @@ def train_in_team(param: caffe_pb2.SolverParameter, found: argparse.Namespace, p
             with _face(param, found, place, device, requests, codes) as face:
                 train_worker(param, place, options, face)
         except PoseidonError as problem:
-            code = LOST_ANOTHER if isinstance(problem, PeerLost) else MISTAKE
             if found.debug and not is_echo(problem, place):
                 raise
             _farewell(found.program, place, problem)
-            return code
+            return code_of(problem)
         except Exception:  # nobody foresaw it; the launcher is to know that from a mistake
             traceback.print_exc()
             return CRASHED

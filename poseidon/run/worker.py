@@ -28,7 +28,7 @@ from poseidon.plan import PlanRequest
 from poseidon.run.attempt import attempt
 from poseidon.run.cards import Card, nodes_of, threads_of
 from poseidon.run.distribute import DistributeOptions, distribute
-from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE
+from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE, code_of
 from poseidon.run.facts import Fact, check_facts
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.observation import Observation
@@ -264,7 +264,7 @@ def _ended_by_all(transport: C10dTransport, face: Face) -> Iterator[None]:
         sentinel.problem = _as_told_by_all(problem, transport)
         raise sentinel.problem from problem.__cause__
     except PoseidonError as problem:
-        sentinel.problem, sentinel.code = PoseidonError(f"{own}: {problem}"), MISTAKE
+        sentinel.problem, sentinel.code = PoseidonError(f"{own}: {problem}"), code_of(problem)
         transport.abort(str(problem))
         raise sentinel.problem from problem
     except BaseException as problem:  # a bug, Ctrl-C, no memory: the others are told whatever it is

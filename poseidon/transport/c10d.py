@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from poseidon.errors import TransportError, TransportTimeout
+from poseidon.errors import JoinFailed, TransportError, TransportTimeout
 from poseidon.transport.barrier import barrier
 from poseidon.transport.base import Levels, Work, check_address, check_message, members_of, size_text
 from poseidon.transport.c10d_work import GroupWork, Note, PointWork, StreamWork
@@ -251,7 +251,7 @@ def _serve(address: str, port: int, join_s: float) -> dist.TCPStore:
         family = socket.getaddrinfo(address, port)[0][0]
         listener = socket.create_server((address, port), family=family, backlog=1024)
     except OSError as error:
-        raise TransportError(
+        raise JoinFailed(
             f"rank 0 cannot listen on port {port} of {address}: {error.strerror or error}; choose another port"
         ) from error
     port, fd = listener.getsockname()[1], listener.detach()  # the store's from now on

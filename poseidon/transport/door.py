@@ -1,12 +1,13 @@
 """Door: listening sockets that let members of a job in (`handshake.py`) and count strangers.
 
-A stranger gets `HELLO_S` seconds and 76 bytes of attention and is dropped. Strangers are heard beside each other and
-beside members: one who says nothing holds up nobody.
+A stranger gets `HELLO_S` seconds and 76 bytes of attention and is dropped; how many came is told at the end. Strangers
+are heard beside each other and beside members: one who says nothing holds up nobody.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import selectors
 import socket
@@ -18,6 +19,8 @@ from poseidon.transport.handshake import Key, answer
 
 MOST_HEARD = 64  # strangers that are being heard at the same time; more are dropped at once
 PAUSE_S = 0.2  # when nobody can be let in just now
+
+_log = logging.getLogger(__name__)
 
 
 def listen(address: str) -> socket.socket:
@@ -75,6 +78,14 @@ class Door:
             self._is_open = False
         self._button.close()  # which the other end hears
         self._thread.join()
+        if self._num_strangers:
+            places = ", ".join(str(end.getsockname()) for end in self._listeners if end.family != socket.AF_UNIX)
+            _log.warning(
+                "%d connection(s) to %s did not prove this job's secret and were dropped; keep strangers away from the "
+                "network of the job",
+                self._num_strangers,
+                places or "this host's own door",
+            )
         for listener in (*self._listeners, self._bell):
             listener.close()
         with contextlib.suppress(queue.Empty):

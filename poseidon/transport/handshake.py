@@ -8,7 +8,8 @@ read; the one that listens proves it too. The secret itself never travels.
     M(role) = HMAC-SHA256(secret, role · purpose · S · C · number)
 
 `number` is who calls (a rank). `purpose` tells the ports of a job apart, so that what one of them hears is of no use at
-another. Every message has one length. What happens to strangers: `door.py`.
+another. Every message has one length. What happens to strangers: `door.py`. A door that has no place left hangs up
+before it says anything: a member calls again (`call_until`).
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import secrets
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from poseidon.errors import TransportError
+from poseidon.errors import JoinFailed, TransportError
 
 MAGIC = b"PSDN\x00\x01\r\n"
 HELLO_S = 5.0
+PAUSE_S = 0.2
 
 _NONCE_BYTES = 32
 _CALL = struct.Struct(f">{len(MAGIC)}s{_NONCE_BYTES}sI32s")
@@ -49,24 +52,55 @@ def make_secret() -> str:
     return secrets.token_hex(32)
 
 
+class TurnedAway(JoinFailed):
+    """The other side hung up before it said anything."""
+
+
+def call_until(deadline_s: float, connect: Callable[[], socket.socket], key: Key, number: int) -> socket.socket:
+    """A connection by which a member was let in; who is turned away tries again, until `deadline_s` (monotonic)."""
+    while True:
+        connection = connect()
+        try:
+            call(connection, key, number, max(0.001, deadline_s - time.monotonic()))
+            return connection
+        except TurnedAway:
+            connection.close()
+            if time.monotonic() + PAUSE_S > deadline_s:
+                raise
+        except BaseException:
+            connection.close()
+            raise
+        time.sleep(PAUSE_S)
+
+
 def call(connection: socket.socket, key: Key, number: int, timeout_s: float = HELLO_S) -> None:
     """The caller's part. Raises TransportError if the other side does not know the secret, or thinks we do not."""
     connection.settimeout(timeout_s)
     try:
-        greeting = _exactly(connection, len(MAGIC) + _NONCE_BYTES)
-        if greeting is None or not greeting.startswith(MAGIC):
+        greeting = _greeting(connection)
+        if not greeting.startswith(MAGIC):
             raise TransportError("what answers there is no worker of this version of Poseidon")
         ours, theirs = greeting[len(MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
         connection.sendall(_CALL.pack(MAGIC, theirs, number, key.proof(b"caller", ours, theirs, number)))
         answer = _exactly(connection, 32)
     except OSError as error:
-        raise TransportError(f"the connection broke in the handshake: {error}") from error
+        raise JoinFailed(f"the connection broke in the handshake: {error}") from error
     if answer is None or not hmac.compare_digest(answer, key.proof(b"listener", ours, theirs, number)):
         raise TransportError(
             "the other side does not know this job's secret, or is of another job; all workers of a job need the same "
             "POSEIDON_SECRET"
         )
     connection.settimeout(None)
+
+
+def _greeting(connection: socket.socket) -> bytes:
+    try:
+        greeting = _exactly(connection, len(MAGIC) + _NONCE_BYTES)
+    except ConnectionResetError:
+        greeting = None
+    if greeting is None:
+        raise TurnedAway("it hung up before it said anything: it is no worker, or too many call it at once")
+    return greeting
 
 
 def answer(connection: socket.socket, key: Key, timeout_s: float = HELLO_S) -> int | None:

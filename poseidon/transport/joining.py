@@ -19,12 +19,13 @@ import secrets
 import socket
 import time
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 
-from poseidon.errors import TransportError, TransportTimeout
+from poseidon.errors import JoinFailed, TransportError, TransportTimeout
 from poseidon.transport.base import Peer, names_of
 from poseidon.transport.door import Door, listen
-from poseidon.transport.handshake import Key, call
+from poseidon.transport.handshake import Key, call_until
 from poseidon.transport.health import Line
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def open_lines(
     deadline = time.monotonic() + timeout_s
     if len(peers) == 1:
         return []
+    _check_reach(rank, peers, address)
     if rank == 0:
         token = "" if secret else secrets.token_hex(16)
         with listen(address) as listener:
@@ -79,16 +81,32 @@ def open_lines(
     if not _appear(store, ["health"], deadline):
         raise TransportTimeout(f"rank {rank}: {peers[0]} has not opened its health port within {timeout_s:g} s", (0,))
     place = _unsealed(store.get("health"), secret, "rank 0")
+    key = Key(secret or str(place["token"]).encode(), _PURPOSE)
     try:
-        connection = socket.create_connection((place["address"], place["port"]), _left_s(deadline))
-        call(connection, Key(secret or str(place["token"]).encode(), _PURPOSE), rank, _left_s(deadline))
+        connection = call_until(
+            deadline,
+            lambda: socket.create_connection((place["address"], place["port"]), _left_s(deadline)),
+            key,
+            rank,
+        )
     except (OSError, TransportError) as error:
-        raise TransportError(
+        kind = JoinFailed if isinstance(error, OSError | JoinFailed) else TransportError
+        raise kind(
             f"rank {rank} cannot reach {peers[0]} at {place['address']} port {place['port']}: {error}; check the "
             "network interface and firewall between them",
             (0,),
         ) from error
     return [_line(0, connection)]
+
+
+def _check_reach(rank: int, peers: tuple[Peer, ...], address: str) -> None:
+    """Who started the workers may not have known that there are several hosts."""
+    other = next((peer for peer in peers if peer.host != peers[rank].host), None)
+    if other is not None and ip_address(address).is_loopback:
+        raise TransportError(
+            f"{peers[rank]} is to be reached at {address}, on the loopback interface, but {other} is on another host; "
+            "set the master address to one that the other hosts can reach, or name an interface"
+        )
 
 
 def _accept(door: Door, address: str, peers: tuple[Peer, ...], deadline: float) -> list[Line]:
@@ -149,7 +167,7 @@ def _appear(store: Store, keys: list[str], deadline: float) -> bool:
         store.wait(keys, timedelta(seconds=_left_s(deadline)))
     except RuntimeError as error:  # c10d has no exception of its own for this
         if "imeout" not in str(error) and "imed out" not in str(error):
-            raise TransportError(f"the job's store failed: {error}; is rank 0 still running?", (0,)) from error
+            raise JoinFailed(f"the job's store failed: {error}; is rank 0 still running?", (0,)) from error
         return False
     return True
 

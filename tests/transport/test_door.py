@@ -21,7 +21,7 @@ def opened(num_members: int = 0) -> tuple[Door, tuple[str, int]]:
     return Door([listener], KEY, num_members), address
 
 
-def test_a_door_counts_strangers_and_lets_members_in():
+def test_a_door_counts_strangers_and_lets_members_in(caplog):
     chance = random.Random(1)
     door, address = opened()
     silent = [socket.create_connection(address) for _ in range(10)]  # they hold up nobody
@@ -39,6 +39,8 @@ def test_a_door_counts_strangers_and_lets_members_in():
     while door.num_strangers < 30:
         assert door.admit(0.01) is None
     door.close()
+    (told,) = caplog.messages
+    assert told.startswith("30 connection(s) to ('127.0.0.1', ")
 
 
 def test_of_too_many_at_once_the_rest_is_dropped(monkeypatch):

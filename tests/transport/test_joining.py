@@ -10,8 +10,9 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from poseidon.errors import TransportError, TransportTimeout
-from poseidon.transport import joining
+from poseidon.errors import JoinFailed, TransportError, TransportTimeout
+from poseidon.run.exits import LOST_ANOTHER, code_of
+from poseidon.transport import door, handshake, joining
 from poseidon.transport.base import Peer
 from poseidon.transport.handshake import Key, call
 from poseidon.transport.joining import meet_peers, open_lines
@@ -101,6 +102,47 @@ def test_strangers_are_turned_away(secret):
     assert lines[1].socket.recv(5) == b"hello"
     for line in (*lines, *members[0], *members[1]):
         line.socket.close()
+
+
+def test_a_member_that_finds_no_place_calls_again(monkeypatch):
+    """Strangers have all places, until they leave."""
+    monkeypatch.setattr(door, "MOST_HEARD", 0)
+    store = dist.HashStore()
+    hub = in_thread(open_lines, store, 0, PEERS, "127.0.0.1", LIMIT_S)
+    store.wait(["health"])
+    place = json.loads(store.get("health"))
+    silent = [socket.create_connection((place["address"], place["port"]), LIMIT_S) for _ in range(2)]
+    assert [len(end.recv(40)) for end in silent] == [40, 40], "both are being heard"
+    turned = threading.Event()
+    pause = handshake.time.sleep
+    monkeypatch.setattr(handshake.time, "sleep", lambda seconds: (turned.set(), pause(seconds)))
+    members = [in_thread(open_lines, store, rank, PEERS, "127.0.0.1", LIMIT_S) for rank in (1, 2)]
+    assert turned.wait(LIMIT_S), "a member was turned away"
+    for end in silent:
+        end.close()
+    lines = [*hub(), *(line for member in members for line in member())]
+    assert [line.rank for line in lines] == [1, 2, 0, 0]
+    for line in lines:
+        line.socket.close()
+
+
+def test_loopback_is_refused_if_a_worker_is_on_another_host():
+    peers = (Peer(0, "here", 1), Peer(1, "there", 1))
+    for rank in range(2):
+        with pytest.raises(
+            TransportError, match=r"at 127\.0\.0\.1, on the loopback interface, but rank . .* another host"
+        ):
+            open_lines(dist.HashStore(), rank, peers, "127.0.0.1", LIMIT_S)
+
+
+def test_a_health_port_that_refuses_is_a_problem_that_passes():
+    store = dist.HashStore()
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    store.set("health", json.dumps({"address": "127.0.0.1", "port": port, "token": "x"}))
+    with pytest.raises(JoinFailed, match="rank 1 cannot reach rank 0") as caught:
+        open_lines(store, 1, PEERS, "127.0.0.1", LIMIT_S)
+    assert code_of(caught.value) == LOST_ANOTHER
 
 
 def test_entries_of_the_store_are_sealed_with_the_secret():

@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from poseidon.errors import TransportError, TransportTimeout
+from poseidon.errors import JoinFailed, TransportError, TransportTimeout
 from poseidon.transport.base import OWN_TAGS, Peer, Transport, names_of
 from poseidon.transport.collectives import all_gather
 from poseidon.transport.door import Door, listen
-from poseidon.transport.handshake import Key, call
+from poseidon.transport.handshake import Key, call_until
 from poseidon.transport.health import HealthOptions
 from poseidon.transport.onesided.endpoint import SocketEndpoint
 from poseidon.transport.onesided.link import Link
@@ -102,16 +102,20 @@ class _Party:
 
     def call(self, to: int, card: dict[str, Any], own: dict[str, Any]) -> Link:
         is_near = bool(card["local"] and own["local"]) and card["host"] == own["host"]
-        connection = self._call_local(card["local"]) if is_near else None
+
+        def connect() -> socket.socket:
+            connection = self._call_local(card["local"]) if is_near else None
+            return connection or socket.create_connection((card["address"], card["port"]), self._left_s())
+
+        connection = None
         try:
-            if connection is None:
-                connection = socket.create_connection((card["address"], card["port"]), self._left_s())
-            call(connection, key_of(self.secret, to, len(self.peers)), self.rank, self._left_s())
+            connection = call_until(self.deadline_s, connect, key_of(self.secret, to, len(self.peers)), self.rank)
             return self._link(to, connection)
         except (OSError, TransportError) as error:
             if connection is not None:
                 connection.close()
-            raise TransportError(
+            kind = JoinFailed if isinstance(error, OSError | JoinFailed) else TransportError
+            raise kind(
                 f"rank {self.rank} cannot reach {self.peers[to]} at {card['address']} port {card['port']}: {error}; "
                 "check the network interface and firewall between them",
                 (to,),
@@ -136,7 +140,7 @@ class _Party:
                 link = self._link(caller, connection)
             except OSError as error:
                 connection.close()
-                raise TransportError(
+                raise JoinFailed(
                     f"rank {self.rank} lost {self.peers[caller]} while the two connected: {error}", (caller,)
                 ) from error
             yield link
