@@ -11,7 +11,7 @@ really left this worker for the Send since the event before that told of it: as 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from poseidon.plan import Send
 
@@ -45,7 +45,7 @@ class SendReduced(CommEvent):
     """The sum over all workers is here. Under staleness: this worker's update has left for its servers."""
 
     send: Send
-    sent_bytes: int = 0
+    sent_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SendApplied(CommEvent):
     """The rule was applied, and values that other workers updated are in. Under staleness: those with this update."""
 
     send: Send
-    sent_bytes: int = 0
+    sent_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

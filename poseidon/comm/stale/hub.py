@@ -76,6 +76,7 @@ class Hub:
         self._specs: dict[int, TableSpec] = {}
         self._early: dict[int, list[tuple[int, Message]]] = defaultdict(list)  # for tables not known here yet
         self._recalled: dict[tuple[int, int, int], Message] = {}
+        self.arrived: Callable[[int], None] = lambda table: None  # hears of a table's new values, before who waits
         self._jobs: deque[Callable[[], None]] = deque()
         self._make_update = options.make_update
         self._creating: dict[int, Shard] = {}  # on ranks that only serve: tables whose seeds are still coming
@@ -253,6 +254,7 @@ class Hub:
         """What a server says to this worker."""
         if message.kind is Kind.VALUES:
             self.caches[message.table].receive(message)
+            self.arrived(message.table)
         elif message.kind is Kind.RECALLED:
             self._recalled[message.table, message.part, message.number] = message
         else:

@@ -16,7 +16,8 @@ A message that is longer than a letter is cut into fragments; they are put toget
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -72,6 +73,10 @@ class Mailbox:
         self._num_messages = 0
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.sent_about: Counter[int] = Counter()  # of the bytes sent, by table
+        self.num_made: Counter[tuple[int, int]] = Counter()  # letters, by whom they are for and the table
+        self.num_left: Counter[tuple[int, int]] = Counter()
+        self.left: Callable[[int, int], None] = lambda rank, table: None  # hears of each letter that was put
 
     # -- out --------------------------------------------------------------------------------------------------------
     def letters(self, message: Message, to: Iterable[int], priority: int, *, is_early: bool = False) -> list[Letter]:
@@ -85,7 +90,10 @@ class Mailbox:
         for start in range(room, total, room):
             mark = _FRAGMENT.pack(self._num_messages, total, start)
             pieces.append(joined(mark, message.payload[start - len(head) : start - len(head) + room]))
-        return [Letter(rank, piece, priority, message.table, is_early) for rank in to for piece in pieces]
+        ranks = list(to)
+        for rank in ranks:
+            self.num_made[rank, message.table] += len(pieces)
+        return [Letter(rank, piece, priority, message.table, is_early) for rank in ranks for piece in pieces]
 
     def post(self, message: Message, to: Iterable[int], priority: int) -> None:
         """Sends a message to other ranks when its turn comes."""
@@ -114,6 +122,9 @@ class Mailbox:
         self._num_sent[letter.to] += 1
         self.bytes_sent += letter.num_bytes
         self._endpoint.write_notify(letter.data, spot, note, _LETTERS_QUEUE)
+        self.sent_about[letter.stream] += letter.num_bytes
+        self.num_left[letter.to, letter.stream] += 1
+        self.left(letter.to, letter.stream)
 
     def wake(self) -> None:
         """Lets `collect` return; any thread may call it."""

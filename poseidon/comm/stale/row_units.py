@@ -13,6 +13,7 @@ whole batch would do, once all have arrived; for the others it is a mean of step
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -118,6 +119,7 @@ class RowScheduler(StaleScheduler):
         self._tell(UnitReady(unit))
         for send in exchange.sends:
             self._tell(SendStarted(unit, send))
+        self._hub.soon(partial(self._under_way.begin, unit, entry.clock))
         for table, part in zip(exchange.rows, exchange.gradients(), strict=True):
             before = part.member.value.clone()
             self._rule([part], context)

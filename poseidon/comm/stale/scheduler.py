@@ -8,6 +8,8 @@ as of other schedulers (`comm/conductor.py`).
     drain()         waits for all updates below the clock, everybody's: with all workers at one clock, as before tests
                     and snapshots, all have the same values then
 
+Updates that are under way are told of as they leave and come back (`under_way.py`).
+
 Every unit has a clock of its own, so nothing waits for anything but what it reads. Servers sum the gradients of a clock
 in the order of workers, when all have come, and apply the solver's rule: values are those of a number of whole clocks.
 """
@@ -19,12 +21,13 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from poseidon.comm.conductor import Conductor, Progress
-from poseidon.comm.events import CommListener, SendStarted, UnitDone, UnitRead, UnitReady, WaitEnded, WaitStarted
+from poseidon.comm.events import CommListener, SendStarted, UnitRead, UnitReady, WaitEnded, WaitStarted
 from poseidon.comm.exchange import Exchange
 from poseidon.comm.part import Part
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.message import Kind, Message
 from poseidon.comm.stale.protocol import Mode, version_needed
+from poseidon.comm.stale.under_way import UnderWay
 from poseidon.comm.stale.units import Moment, TableDense, TableFactors, UnitTable
 from poseidon.errors import PlanError
 from poseidon.plan import CommPlan
@@ -59,6 +62,8 @@ class StaleScheduler(Conductor[_Unit]):
             units[exchange.unit.index] = _Unit(exchange, tables=exchange.tables())
         super().__init__(plan, units, _nobody, listener)
         self._hub, self._staleness = hub, staleness
+        parts = {unit: (entry.exchange.sends, entry.tables) for unit, entry in units.items()}
+        self._under_way = UnderWay(hub, parts, self._tell)
         self.staleness_seen = 0  # by how many clocks the oldest values are behind that the last iteration has read
         self._seen_at = -1  # the clock of that iteration
 
@@ -70,9 +75,18 @@ class StaleScheduler(Conductor[_Unit]):
         self._tell(UnitReady(unit))
         for send in exchange.sends:
             self._tell(SendStarted(unit, send))
-        self._hub.post(exchange.updates(Moment(entry.clock, context.iteration, context.rate)))
+        self._post(unit, entry.clock, list(exchange.updates(Moment(entry.clock, context.iteration, context.rate))))
         exchange.drop()
         entry.clock += 1
+
+    def _post(self, unit: int, clock: int, updates: Sequence[tuple[int, Message]]) -> None:
+        def act() -> None:
+            self._under_way.begin(unit, clock)
+            for server, update in updates:
+                self._hub.send((server,), update)
+            self._under_way.handed_over(unit, [(server, update.table) for server, update in updates])
+
+        self._hub.soon(act)
 
     def wait(self, unit: int) -> None:
         entry = self._units[unit]
@@ -102,7 +116,6 @@ class StaleScheduler(Conductor[_Unit]):
         self.staleness_seen = max(seen, self.staleness_seen) if self._seen_at == entry.clock else seen
         self._seen_at = entry.clock
         self._tell(UnitRead(unit, entry.clock, version))
-        self._tell(UnitDone(unit))
 
     def _version(self, entry: _Unit) -> int:
         return min(int(table.cache.versions.min()) for table in entry.tables)
