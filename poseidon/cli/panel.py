@@ -45,7 +45,7 @@ class Panel:
     iterations_per_s: float | None = None
     view: JobView | None = None
     now: Callable[[], float] = time.monotonic
-    _sent: list[tuple[float, int]] = field(default_factory=list)  # times, and bytes sent until then
+    _sent: list[tuple[float, float]] = field(default_factory=list)  # times, and bytes sent until then
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         if options.max_width < _LEAST_WIDTH or console.height < _LEAST_HEIGHT:
@@ -111,7 +111,7 @@ class Panel:
         text = Text(f"{'wire':{_LABEL}}").append(marks[0] * filled, style="magenta")
         yield text.append(marks[1] * (width - filled), style="dim").append(told)
 
-    def _wire_speed(self, sent: int) -> float:
+    def _wire_speed(self, sent: float) -> float:
         """Bytes per second, of the last few seconds."""
         self._sent.append((self.now(), sent))
         while len(self._sent) > 2 and self._sent[-1][0] - self._sent[1][0] >= _SPEED_S:

@@ -3,8 +3,10 @@
 For each rank, over the iterations whose events were recorded, as sets of intervals:
 
     N   when bytes moved, in these iterations         "move"
-    W   when the compute thread stood still           "wait", but for what was updated meanwhile
-    C   when it computed                              "forward", "backward", "update", but for W (waits lie inside)
+    W   when the compute thread stood still           "wait"
+    C   when it computed                              "forward", "backward", but for W (waits lie inside), and "update"
+                                                      of a worker that applies the rule itself. Units are updated by
+                                                      threads beside it: that hides nothing
 
     hidden    |N ∩ C| / |N|       the worker had other things to do
     waited    |N ∩ W|             the network made the worker wait
@@ -21,6 +23,9 @@ from dataclasses import dataclass
 
 from poseidon.record import Event, Trace
 from poseidon.report.intervals import Interval, common, length, merged, without
+
+# What a report looks at of a long run's events: the last iterations, which say as much as all of them would.
+MOST_ITERATIONS, MOST_EVENTS = 100, 400_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +49,9 @@ class Overlap:
 
 def overlap_of(trace: Trace) -> Overlap:
     """The overlap of one worker."""
-    updates = _spans(trace.events, "update")
-    waiting = without(_spans(trace.events, "wait"), updates)
-    compute = without(merged([*_spans(trace.events, "forward", "backward"), *updates]), waiting)
+    waiting = _spans(trace.events, "wait")
+    own = [event for event in trace.events if event.kind != "update" or event.unit is None]
+    compute = without(_spans(own, "forward", "backward", "update"), waiting)
     network = common(_spans(trace.events, "move"), _recorded(trace))
     hidden_s, waited_s = length(common(network, compute)), length(common(network, waiting))
     return Overlap(

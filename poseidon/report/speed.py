@@ -9,7 +9,7 @@ measured      throughput / that of another run, if one was given: what really co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from poseidon.record import Metric, Run
@@ -46,12 +46,15 @@ class Speed:
     def speedup(self) -> float | None:
         return None if self.efficiency is None else self.efficiency * self.num_workers
 
-    @property
-    def sent_bps(self) -> float | None:
-        """Bytes per second on the wire, mean of workers."""
+    def sent_bps(self, nodes: Sequence[Collection[int]] = ()) -> float | None:
+        """Bytes per second that leave the node that sends most. `nodes`: the ranks of each; who stands in none is a
+        node of its own."""
         if not self.workers or not self.iteration_s:
             return None
-        return sum(worker.sent_bytes for worker in self.workers) / len(self.workers) / self.iteration_s
+        known = {rank for ranks in nodes for rank in ranks}
+        alone = [(worker.rank,) for worker in self.workers if worker.rank not in known]
+        totals = [sum(w.sent_bytes for w in self.workers if w.rank in ranks) for ranks in (*nodes, *alone)]
+        return max(totals) / self.iteration_s
 
 
 def speed_of(run: Run) -> Speed:

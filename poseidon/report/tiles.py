@@ -76,11 +76,8 @@ def _speedup(contents: Contents) -> list[Tile]:
         return [Tile("Speed-up", f"{figure(ratio)} ×", note="measured against the baseline")]
     if found.speedup is None or found.efficiency is None or found.num_workers < 2:
         return []
-    return [
-        Tile(
-            "Speed-up", f"{figure(found.speedup)} ×", f"of {found.num_workers}", percent(found.efficiency) + " of ideal"
-        )
-    ]
+    note = f"an estimate, {percent(found.efficiency)} of ideal: nobody ran one worker"
+    return [Tile("Speed-up", f"{figure(found.speedup)} ×", f"of {found.num_workers}", note)]
 
 
 def _hidden(contents: Contents) -> list[Tile]:
@@ -101,7 +98,7 @@ def _iteration(contents: Contents) -> list[Tile]:
 
 
 def _sent(contents: Contents) -> list[Tile]:
-    rate = contents.speed.sent_bps
+    rate = contents.speed.sent_bps([node.ranks for node in contents.nodes])
     if not rate or contents.plan is None:
         return []
     value, unit = bytes_text(rate).rsplit(" ", 1)
@@ -109,4 +106,4 @@ def _sent(contents: Contents) -> list[Tile]:
     note = ""
     if isinstance(link, int | float) and not isinstance(link, bool) and link > 0:
         note = f"of {bytes_text(link)}/s that the link can carry"
-    return [Tile("Sent per worker", value, f"{unit}/s", note)]
+    return [Tile("Sent by the busiest node", value, f"{unit}/s", note)]

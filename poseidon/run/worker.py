@@ -198,7 +198,7 @@ class _Worker:
             if self._table.rank == 0:
                 cluster = planned.plan.cluster
                 bandwidth = None if cluster.num_nodes == 1 else cluster.bandwidth_bps / 8
-                self._face.meet(JobView(planned.plan, vitals, lambda: distribution.sent_bytes, bandwidth))
+                self._face.meet(JobView(planned.plan, vitals, tuple(self._crew.nodes), bandwidth))
             solver.team = WatchedTeam(solver.team, options.watch)
             observation.join(distribution.meter)
             try:

@@ -39,8 +39,22 @@ def drawn(panel, columns=80, rows=24, encoding="utf-8"):
 
 
 def view_of(waits, sent=lambda: 0, bandwidth=1e8):
-    vitals = {rank: Vitals(figures={"wait_share": share}) for rank, share in enumerate(waits)}
-    return JobView(PLAN, lambda: vitals, sent, bandwidth)
+    """All workers are on one node; `sent` is what has left it."""
+
+    def vitals():
+        counts = [sent(), *[0] * (len(waits) - 1)]
+        figures = [{"wait_share": share, "sent_bytes": count} for share, count in zip(waits, counts, strict=True)]
+        return {rank: Vitals(figures=found) for rank, found in enumerate(figures)}
+
+    return JobView(PLAN, vitals, (0,) * len(waits), bandwidth)
+
+
+def test_the_busiest_node_is_what_counts():
+    sent = {0: 10.0, 1: 20.0, 2: 25.0, 3: 0.0}
+    vitals = {rank: Vitals(figures={"sent_bytes": count}) for rank, count in sent.items()}
+    assert JobView(PLAN, lambda: vitals, (0, 0, 1, 1), 1e8).sent_bytes() == 30
+    assert JobView(PLAN, lambda: {2: vitals[2]}, (0, 0, 1, 1), 1e8).sent_bytes() == 25
+    assert JobView(PLAN, dict, (0, 0, 1, 1), 1e8).sent_bytes() == 0
 
 
 def panel_of(**fields):
@@ -86,9 +100,10 @@ def test_one_worker_has_curves_only():
 def test_workers_and_the_wire():
     """Bars of 44 letters: 80 columns less label, text and two more. 30 MB in 2 s of a link
     of 100 MB/s: 15% of 28 letters."""
-    seconds, sent = iter((0.0, 2.0)), iter((0, 30_000_000))
-    panel = panel_of(view=view_of((0.25, 0.5), lambda: next(sent)), now=lambda: next(seconds))
+    so_far = {"seconds": 0.0, "sent": 0}
+    panel = panel_of(view=view_of((0.25, 0.5), lambda: so_far["sent"]), now=lambda: so_far["seconds"])
     drawn(panel)
+    so_far.update(seconds=2.0, sent=30_000_000)
     _, first, second, wire = drawn(panel)
     assert first == f"rank 0    {'█' * 33}{'▒' * 11}   75% compute, 25% wait"
     assert second == f"rank 1    {'█' * 22}{'▒' * 22}   50% compute, 50% wait"
@@ -97,10 +112,11 @@ def test_workers_and_the_wire():
 
 
 def test_the_speed_of_the_wire_is_that_of_the_last_seconds():
-    seconds = iter((0.0, 1.0, 2.0, 3.0, 4.0))
-    sent = iter((0, 80_000_000, 80_000_000, 80_000_000, 80_000_000))
-    panel = panel_of(view=view_of((0.0,), lambda: next(sent)), now=lambda: next(seconds))
-    speeds = [drawn(panel)[-1].split("░  ")[-1].split(" of ")[0] for _ in range(5)]
+    seconds = [0.0]
+    panel = panel_of(view=view_of((0.0,), lambda: 80_000_000 if seconds[0] else 0), now=lambda: seconds[0])
+    speeds = []
+    for seconds[0] in (0.0, 1.0, 2.0, 3.0, 4.0):
+        speeds.append(drawn(panel)[-1].split("░  ")[-1].split(" of ")[0])
     assert speeds == ["0", "80", "40", "0", "0"]
 
 

@@ -12,7 +12,7 @@ from poseidon.plan import PlanRequest, make_plan
 from poseidon.record import Event, Facts, Metric, Run, Trace, WorkerFigures
 from poseidon.report.contents import ReportOptions, contents_of
 from poseidon.report.curves import Point, charts_of, speed_charts, thinned
-from poseidon.report.speed import speed_of
+from poseidon.report.speed import Speed, WorkerMeans, speed_of
 from poseidon.report.tiles import tiles_of
 from poseidon.report.timeline import MOST_RANKS, Shown, iterations_shown, lanes_of, timeline_of
 from poseidon.report.traffic import traffic_of
@@ -46,12 +46,12 @@ def test_speed_counts_iterations_and_leaves_the_first_display_out():
     assert speed.speedup == pytest.approx(2 * compute_s / speed.iteration_s)
     assert speed.workers[1].sent_bytes == 300
     assert speed.workers[0].other_s == pytest.approx(speed.iteration_s - compute_s - (10 * 0.1 + 30 * 0.5) / 40)
-    assert speed.sent_bps == pytest.approx(200 / speed.iteration_s)
+    assert speed.sent_bps() == pytest.approx(300 / speed.iteration_s)
 
 
 def test_a_run_that_tells_nothing_has_no_speed():
     speed = speed_of(Run(FACTS, (train(0, outputs={"loss": 1.0}),)))
-    assert (speed.iteration_s, speed.samples_per_second, speed.speedup, speed.sent_bps) == (None,) * 4
+    assert (speed.iteration_s, speed.samples_per_second, speed.speedup, speed.sent_bps()) == (None,) * 4
 
 
 # -- curves -----------------------------------------------------------------------------------------------------------
@@ -136,6 +136,14 @@ def test_the_timeline_as_the_page_gets_it():
     assert timeline_of(many, Shown())["left_out"] == 3
 
 
+def test_the_wire_is_the_busiest_nodes():
+    workers = tuple(WorkerMeans(rank, 0.1, 0.0, 0.0, sent, 0.0) for rank, sent in enumerate((10.0, 20.0, 25.0, 0.0)))
+    speed = Speed(4, 0.5, None, workers)
+    assert speed.sent_bps([(0, 1), (2, 3)]) == 60
+    assert speed.sent_bps() == 50
+    assert speed.sent_bps([(0, 1)]) == 60
+
+
 # -- traffic ----------------------------------------------------------------------------------------------------------
 def test_traffic_is_the_busiest_nodes():
     plan = make_plan(profile(), CLUSTER, PlanRequest())
@@ -184,6 +192,7 @@ def test_tiles_say_what_the_run_has_told(tmp_path):
     assert tiles["Accuracy, test"].value == f"{100 * (1 - 0.9 * math.exp(-1000 / 180)):.2f} %"
     assert tiles["Iteration"].value == "25"
     assert tiles["Speed-up"].value == "3.2 ×"  # four workers compute 20 of 25 ms
+    assert "estimate" in tiles["Speed-up"].note
     assert list(tiles_of(contents_of(Run(FACTS), ReportOptions(Shown())))) == []
 
 

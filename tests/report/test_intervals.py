@@ -47,7 +47,8 @@ def random_trace(seed: int, rank: int = 0) -> Trace:
     for kind in ("forward", "backward", "update", "wait", "move", "move", "move"):
         for _ in range(draw.randrange(6)):
             start = draw.randrange(TICKS)
-            events.append(Event(kind, "x", draw.randrange(3), float(start), float(draw.randrange(20))))
+            unit = draw.choice((None, 1))  # an update of a unit is another thread's
+            events.append(Event(kind, "x", draw.randrange(3), float(start), float(draw.randrange(20)), unit=unit))
     for iteration, start in enumerate((5, 25, 50)):  # three in a row, or with the second one missing
         if iteration != 1 or seed % 2:
             events.append(Event("iteration", "", iteration, float(start), 15.0))
@@ -61,11 +62,12 @@ def test_overlap_is_what_counting_ticks_gives():
         counted = {"network": 0, "hidden": 0, "waited": 0, "between": 0}
         recorded = {*range(5, 50), *range(50, 65)} if seed % 2 else {*range(5, 20), *range(50, 65)}
         for tick in sorted(recorded):
-            now = {e.kind for e in trace.events if e.duration_s and e.start_s <= tick < e.start_s + e.duration_s}
+            running = [e for e in trace.events if e.duration_s and e.start_s <= tick < e.start_s + e.duration_s]
+            now = {e.kind for e in running if e.kind != "update" or e.unit is None}
             if "move" not in now:
                 continue
             counted["network"] += 1
-            stands = "wait" in now and "update" not in now
+            stands = "wait" in now
             computes = bool(now & {"forward", "backward", "update"}) and not stands
             counted["hidden" if computes else "waited" if stands else "between"] += 1
         found = overlap_of(trace)
