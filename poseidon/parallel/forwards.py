@@ -9,6 +9,7 @@ A copy of such a module (an EMA of the model, a pickle) gets the plain forward: 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -26,6 +27,12 @@ def input_grad(grad: Tensor, weight: Tensor) -> Tensor:
     return grad @ weight
 
 
+def _cast(tensor: Tensor) -> Tensor:
+    """As autocast does: double precision is left alone."""
+    is_double = tensor.dtype == torch.float64
+    return tensor if is_double else tensor.to(torch.get_autocast_dtype(tensor.device.type))
+
+
 class TappedLinear(torch.autograd.Function):
     """x Wᵀ + b, whose backward hands out u and v instead of the gradients of W and, if `taps_bias`, of b."""
 
@@ -33,10 +40,9 @@ class TappedLinear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tap: FactorTap, taps_bias: bool) -> Tensor:
         device = x.device.type
         if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
             ctx.input_dtype = x.dtype
-            x, used = x.to(dtype), weight.to(dtype)
-            bias = None if bias is None else bias.to(dtype)
+            x, used = _cast(x), _cast(weight)
+            bias = None if bias is None else _cast(bias)
             with torch.autocast(device, enabled=False):
                 y = F.linear(x, used, bias)
         else:
@@ -61,11 +67,12 @@ class Forward:
     """Base: callable in place of `module.forward`. Turned off (`is_on`), it is the module's own."""
 
     is_on = True
+    counts = False  # rows, in `num_rows`
 
     def __init__(self, module: nn.Linear | nn.Embedding) -> None:
         self.module = module
         self.weight: nn.Parameter = module._parameters["weight"]  # type: ignore[assignment]
-        self.num_rows = 0  # that backward will have read, since this was set to 0 last
+        self.num_rows = 0  # that backward has reached, since this was set to 0 last
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodType:
         copied = memo.get(id(self.module))
@@ -75,10 +82,20 @@ class Forward:
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (self.module, "forward")  # its class's: a module is made before it gets back what it holds
 
-    def counts(self) -> bool:
+    def learns(self) -> bool:
         """True if this call will give the weight a gradient, in the ordinary way of things."""
         weight = self.module.weight
         return weight is self.weight and weight.requires_grad and torch.is_grad_enabled()
+
+    def counted(self, output: Tensor, num_rows: int) -> Tensor:
+        """The output, whose rows count when backward comes to it: what activation checkpointing computes twice is
+        differentiated once."""
+        if self.counts and self.is_on and output.requires_grad:
+            output.register_hook(partial(self._count, num_rows))
+        return output
+
+    def _count(self, num_rows: int, grad: Tensor) -> None:
+        self.num_rows += num_rows
 
 
 class LinearForward(Forward):
@@ -90,13 +107,14 @@ class LinearForward(Forward):
     def __call__(self, input: Tensor) -> Tensor:
         module: Any = self.module
         weight, bias = module.weight, module.bias
-        if not self.counts():
+        if not self.learns():
             return F.linear(input, weight, bias)
-        self.num_rows += input.numel() // max(1, input.shape[-1])
+        num_rows = input.numel() // max(1, input.shape[-1])
         if self.tap is None or not self.is_on or weight._backward_hooks:  # a user's hook wants to see the gradient
-            return F.linear(input, weight, bias)
+            return self.counted(F.linear(input, weight, bias), num_rows)
         bias_is_seen = bias is not None and (bias._backward_hooks or not bias.requires_grad)
-        return TappedLinear.apply(input, weight, bias, self.tap, self.taps_bias and not bias_is_seen)
+        output = TappedLinear.apply(input, weight, bias, self.tap, self.taps_bias and not bias_is_seen)
+        return self.counted(output, num_rows)
 
 
 class EmbeddingForward(Forward):
@@ -106,10 +124,9 @@ class EmbeddingForward(Forward):
 
     def __call__(self, input: Tensor) -> Tensor:
         module: Any = self.module
-        gives_rows = module.sparse
-        if self.counts():
-            self.num_rows += input.numel()
-            gives_rows = gives_rows or (self.gives_rows and self.is_on and not module.weight._backward_hooks)
-        return F.embedding(
+        learns = self.learns()
+        gives_rows = module.sparse or (learns and self.gives_rows and self.is_on and not module.weight._backward_hooks)
+        output = F.embedding(
             input, module.weight, module.padding_idx, module.max_norm, module.norm_type, False, gives_rows
         )
+        return self.counted(output, input.numel()) if learns else output

@@ -101,7 +101,14 @@ class Gradients:
 
     def begin_backward(self) -> None:
         """Before the first gradient: whatever stands in `grad` is real."""
-        left = [name for name, found in self._structure.params.items() if isinstance(found.parameter.grad, PendingGrad)]
+        left = []
+        for name, found in self._structure.params.items():
+            grad = found.parameter.grad
+            if isinstance(grad, PendingGrad):
+                if grad.is_zeroed:
+                    found.parameter.grad = None
+                else:
+                    left.append(name)
         if left:
             raise UsageError(
                 f"backward would add to gradients that the optimizer already has ({_some(left)}): call zero_grad() "

@@ -37,7 +37,7 @@ class Measuring:
         self._passes: list[_Pass] = []
         self._current = _Pass()
         self.readers: dict[str, set[str]] = {}
-        self.num_rows: dict[str, int] = {}
+        self.num_rows = dict.fromkeys(forwards, 0)  # by module; a worker without data has none
 
     @property
     def watches(self) -> bool:
@@ -48,9 +48,15 @@ class Measuring:
     def is_over(self) -> bool:
         return len(self._passes) > NUM_TIMED
 
+    @property
+    def has_seen(self) -> bool:
+        """Whether this worker had a pass of its own."""
+        return any(found.entered for found in self._passes)
+
     def begin(self) -> None:
         self._current = _Pass()
         for forward in self._forwards.values():
+            forward.counts = True
             forward.num_rows = 0
 
     def enter(self, module: str) -> None:
@@ -64,7 +70,8 @@ class Measuring:
         self._current.arrived = dict(arrived)
         self._passes.append(self._current)
         for name, forward in self._forwards.items():
-            self.num_rows[name] = max(self.num_rows.get(name, 0), forward.num_rows)
+            forward.counts = False
+            self.num_rows[name] = max(self.num_rows[name], forward.num_rows)
 
     def skip(self) -> None:
         """A pass that only the others had: it counts, as empty."""
@@ -161,7 +168,7 @@ def _described(found: Described, measuring: Measuring, num_rows: Mapping[str, in
     if (found.factors or found.rows) and strangers and not found.sparse:
         why = f"{' and '.join(map(repr, sorted(strangers)[:2]))} reads it besides its own layer"
     elif (found.factors or found.rows) and rows == 0 and not found.sparse:
-        why = "its own layer does not read it"
+        why = "no gradient came through its own layer"
     plain = ParamProfile(
         name=found.name,
         shape=tuple(value.shape),

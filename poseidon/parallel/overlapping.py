@@ -70,6 +70,9 @@ class Overlapped(Optimizer):
         elif replica is not None:
             self._taker = _Arriving(self, replica)
             replica.install(self._taker)
+            # Whoever saves or loads the wrapped optimizer itself must not come between its updates.
+            optimizer.register_state_dict_pre_hook(lambda _: self._wait())
+            optimizer.register_load_state_dict_pre_hook(lambda _, state: self._wait())
 
     # -- the wrapped optimizer's ------------------------------------------------------------------------------------
     @property
@@ -90,11 +93,9 @@ class Overlapped(Optimizer):
         return self.optimizer.defaults
 
     def state_dict(self) -> dict[str, Any]:
-        self._wait()
         return self.optimizer.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._wait()
         self.optimizer.load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -111,14 +112,21 @@ class Overlapped(Optimizer):
 
     # -- stepping ---------------------------------------------------------------------------------------------------
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        if self._taker is None:
+        if self._taker is None or self._model.is_closed:
             return self._step_whole(closure)
+        return self._step_arriving(self._taker, closure)
+
+    @Optimizer.profile_hook_step
+    def _step_arriving(self, taker: _Arriving, closure: Callable[[], Any] | None) -> Any:
+        """Hooks around a step run once, around all of it; those after it find all parameters up to date."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._taker.step()
+        taker.step()
         vars(self.optimizer)["_opt_called"] = True  # what learning rate schedulers look for
+        if self._optimizer_step_post_hooks:
+            self._wait()
         return loss
 
     def _step_whole(self, closure: Callable[[], Any] | None) -> Any:
@@ -220,6 +228,16 @@ class _Arriving(Taker):
         round_.stepped[0] = True
         if ready:
             update(ready)
+
+    def end(self) -> None:
+        """There will be no rounds any more: what was not stepped with is in `grad`, as without overlap."""
+        round_ = self._round
+        if round_ is None:
+            return
+        left = {} if round_.stepped[0] else round_.collect()
+        for name, found in self._replica.structure.params.items():
+            if isinstance(found.parameter.grad, PendingGrad):
+                found.parameter.grad = left.get(name)
 
     def check_step(self, optimizer: Optimizer) -> None:
         if optimizer is self._optimizer:

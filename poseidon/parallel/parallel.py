@@ -76,7 +76,7 @@ class Parallel(nn.Module, Joinable):
         self._plan_alone: CommPlan | None = None
         if self._replica is None:
             structure = find_structure(module)
-            wishes.overrides(structure)
+            wishes.check(structure)
             self._plan_alone = first_plan(structure, 1, wire).plan
         keep_bare_names(self)
         hook = guard(list(module.parameters()), self._check_step)
@@ -93,6 +93,8 @@ class Parallel(nn.Module, Joinable):
             work = Join.notify_join_context(self)
             if work is not None:
                 work.wait()
+        else:
+            replica.joining = False
         replica.before_forward((inputs, kwargs))
         with replica.watching():
             outputs = self.module(*inputs, **kwargs)
@@ -159,15 +161,19 @@ class Parallel(nn.Module, Joinable):
     def replan(self) -> None:
         """Measures the next iterations and makes a new plan. All workers call it in the same iteration."""
         if self._replica is not None:
-            self._replica.measure()
+            self._replica.replan()
 
     def wait(self) -> None:
         """Returns when no gradient and no parameter is on its way. See `poseidon.wait`."""
         if self._replica is not None:
             self._replica.wait()
 
+    @property
+    def is_closed(self) -> bool:
+        return not self._finalizer.alive
+
     def close(self) -> None:
-        """Ends the exchanges; the model can be used on without them."""
+        """Ends the exchanges; the model and its optimizer can be used on without them."""
         self._plan_alone = self.plan
         self._finalizer()
         self._replica = None

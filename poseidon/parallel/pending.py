@@ -2,15 +2,18 @@
 
 With `overlap` the averaged gradient arrives when the network has it, after backward and often after step. Whatever
 reads `grad` in between would see nothing, or half of it: any operation on this stand-in raises and says what to do.
-Zeroing it once the step is taken is harmless, and allowed.
+Once the step is taken it may be zeroed, as zero_grad(set_to_none=False) does: from then on it reads as zeros, and the
+next backward pass puts a gradient in its place.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree
 
 from poseidon.errors import UsageError
 
@@ -20,33 +23,55 @@ _LOOKS = frozenset(
 _ZEROING = frozenset(("zero_", "detach_", "requires_grad_", "_foreach_zero_"))
 
 
-class PendingGrad(Tensor):
-    """Has the parameter's shape and type, and one element of memory."""
+@dataclass(slots=True)
+class _Standing:
+    """`stepped` holds whether the optimizer's step was taken; all stand-ins of an iteration share it."""
 
-    _poseidon_stepped: list[bool]
+    stepped: list[bool]
+    is_zeroed: bool = False
+
+
+class PendingGrad(Tensor):
+    """Has the parameter's shape and type, and one element of memory, which is zero."""
+
+    _poseidon_standing: _Standing
 
     @staticmethod
     def like(parameter: Tensor, stepped: list[bool]) -> PendingGrad:
-        """`stepped` holds whether the optimizer's step was taken; all stand-ins of an iteration share it."""
-        found: Any = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
-        found = found.as_subclass(PendingGrad)
-        found._poseidon_stepped = stepped
-        return found
+        plain = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
+        return _with(plain, _Standing(stepped))
+
+    @property
+    def is_zeroed(self) -> bool:
+        """True once somebody has zeroed it, after the step: nothing is lost if it is dropped."""
+        return self._poseidon_standing.is_zeroed
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
-        if name in _LOOKS:
-            return super().__torch_function__(func, types, args, kwargs or {})
-        if name in _ZEROING and _all_stepped(args):
+        standings = [leaf._poseidon_standing for leaf in _pytree.tree_leaves((args, kwargs)) if _is_pending(leaf)]
+        if name in _ZEROING and all(standing.stepped[0] for standing in standings):
+            for standing in standings:
+                standing.is_zeroed = standing.is_zeroed or name.endswith("zero_")
             return args[0]
-        raise UsageError(
-            f"a gradient was read ({name}) that poseidon.overlap has handed to the optimizer. To clip, pass "
-            "poseidon.overlap(…, max_norm=…); for GradScaler, clip_grad_norm_ and whatever else needs gradients "
-            "between backward and step, use Parallel without overlap"
-        )
+        if name not in _LOOKS and not all(standing.is_zeroed for standing in standings):
+            raise UsageError(
+                f"a gradient was read ({name}) that poseidon.overlap has handed to the optimizer. To clip, pass "
+                "poseidon.overlap(…, max_norm=…); for GradScaler, clip_grad_norm_ and whatever else needs gradients "
+                "between backward and step, use Parallel without overlap; zero_grad() comes before backward or after "
+                "step"
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        # An alias (`.data`) stands for the same gradient, and whoever zeroes it zeroes that.
+        return _with(found, standings[0]) if name == "__get__" and isinstance(found, Tensor) else found
 
 
-def _all_stepped(args: Any) -> bool:
-    tensors = args[0] if isinstance(args[0], (list, tuple)) else [args[0]]
-    return all(tensor._poseidon_stepped[0] for tensor in tensors if isinstance(tensor, PendingGrad))
+def _with(plain: Tensor, standing: _Standing) -> PendingGrad:
+    found: Any = plain.as_subclass(PendingGrad)
+    found._poseidon_standing = standing
+    return found
+
+
+def _is_pending(leaf: Any) -> bool:
+    return isinstance(leaf, PendingGrad) and "_poseidon_standing" in vars(leaf)

@@ -1,7 +1,7 @@
 """Planning: the plan that all workers agree on.
 
     first_plan      before anything is known: tables by rows, all else dense, in the model's order
-    plan_together   from what the workers have measured: seconds of layers, rows, links, rates. Rank 0 makes it
+    plan_together   from what the workers have measured: seconds of layers, rows, links, rates. One of them makes it
 
 Every worker gets every averaged gradient, so that any optimizer can follow: the schemes are those that give it.
 """
@@ -63,24 +63,28 @@ class Wishes:
     bandwidth: str | None = None
     power_rank: int = 2
 
+    def check(self, structure: Structure) -> None:
+        """Raises what cannot be met. Only when a model is wrapped: what turns out later must not end the training."""
+        for pattern, text in self.schemes:
+            scheme = parse_scheme(text)
+            if scheme not in SCHEMES[1:]:
+                ways = ", ".join(way.value for way in SCHEMES[1:])
+                raise UsageError(f"schemes[{pattern!r}] is one of {ways} in Parallel, got {text!r}")
+            matched = _matching(structure, pattern)
+            if not matched:
+                known = ", ".join(list(structure.params)[:8])
+                raise UsageError(f"schemes: no parameter that learns matches {pattern!r}; there are {known}, …")
+            if not any(self._can(param, scheme) for param in matched):
+                why = next((f": {param.why_dense}" for param in matched if param.why_dense), "")
+                raise UsageError(f"schemes: nothing that matches {pattern!r} can travel by {scheme.value}{why}")
+
     def overrides(self, structure: Structure, able: Able | None = None) -> tuple[Override, ...]:
         """By parameter. A pattern stands for those of the parameters it matches that can travel so."""
         able = able or self._can
         found = [Override(name, Scheme.ROWS) for name, param in structure.params.items() if _must_be_rows(param)]
         for pattern, text in self.schemes:
             scheme = parse_scheme(text)
-            if scheme not in SCHEMES[1:]:
-                ways = ", ".join(way.value for way in SCHEMES[1:])
-                raise UsageError(f"schemes[{pattern!r}] is one of {ways} in Parallel, got {text!r}")
-            matched = [p for p in structure.params.values() if p.parameter.requires_grad and _matches(p.name, pattern)]
-            if not matched:
-                known = ", ".join(list(structure.params)[:8])
-                raise UsageError(f"schemes: no parameter that learns matches {pattern!r}; there are {known}, …")
-            chosen = [Override(param.name, scheme) for param in matched if able(param, scheme)]
-            if not chosen:
-                why = next((f": {param.why_dense}" for param in matched if param.why_dense), "")
-                raise UsageError(f"schemes: nothing that matches {pattern!r} can travel by {scheme.value}{why}")
-            found += chosen
+            found += [Override(p.name, scheme) for p in _matching(structure, pattern) if able(p, scheme)]
         return tuple(found)
 
     def approximated(self, structure: Structure) -> dict[str, FactorShape]:
@@ -153,17 +157,18 @@ def plan_together(
     *,
     needs_all_gradients: bool,
 ) -> Agreed:
-    """The same plan on all workers, which call it together."""
-    modules = list(measuring.num_rows)
-    counts = torch.tensor([measuring.num_rows[name] for name in modules], dtype=torch.int64)
-    rows_of = dict(zip(modules, table.gather(counts).amax(0).tolist() if modules else [], strict=True))
-    (mean,) = table.mean([torch.tensor(measuring.seconds(), dtype=torch.float64)])
-    profile = profile_of(structure, measuring, mean.tolist(), rows_of, needs_all_gradients=needs_all_gradients)
+    """The same plan on all workers, which call it together. Those that had no data while the others measured (Join)
+    have nothing to say; the first of the others makes it."""
+    counts = table.gather(torch.tensor([measuring.has_seen, *measuring.num_rows.values()], dtype=torch.int64))
+    author = int(counts[:, 0].argmax())
+    rows_of = dict(zip(measuring.num_rows, counts[:, 1:].amax(0).tolist(), strict=True))
+    seconds = table.sum(torch.tensor(measuring.seconds(), dtype=torch.float64)) / max(1, int(counts[:, 0].sum()))
+    profile = profile_of(structure, measuring, seconds.tolist(), rows_of, needs_all_gradients=needs_all_gradients)
     profile = _approximated(profile, wishes.approximated(structure))
     cluster = _cluster(profile, structure, transport, table, wishes)
-    made = attempt(table, lambda: make_plan(profile, cluster, wishes.request(structure, profile)), by=0)
+    made = attempt(table, lambda: make_plan(profile, cluster, wishes.request(structure, profile)), by=author)
     own = "" if made is None else json.dumps({"plan": made.to_json(), "num_rows": _num_rows(profile)})
-    told = json.loads(table.gather_texts(own)[0])  # ranks may have seen different branches: rank 0's view counts
+    told = json.loads(table.gather_texts(own)[author])  # ranks may have seen different branches: one view counts
     return Agreed(CommPlan.from_json(told["plan"]), told["num_rows"], wishes.power_rank)
 
 
@@ -205,8 +210,14 @@ def _cluster(
     )
 
 
-def _matches(name: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name, f"{pattern}.*")
+def _matching(structure: Structure, pattern: str) -> list[Described]:
+    """The parameters that learn whose names, or modules' names, match."""
+    learning = (param for param in structure.params.values() if param.parameter.requires_grad)
+    return [
+        param
+        for param in learning
+        if fnmatch.fnmatchcase(param.name, pattern) or fnmatch.fnmatchcase(param.name, f"{pattern}.*")
+    ]
 
 
 def _must_be_rows(found: Described) -> bool:

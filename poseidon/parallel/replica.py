@@ -1,10 +1,9 @@
 """Replica: one worker's copy of the model, and its part in the team.
 
 Life: the workers compare their models and take rank 0's values. The first iterations are measured, with a first plan;
-then all agree on a plan (planning.py) and go on with it. It is renewed, after measuring anew, when batch sizes have
-changed for a few iterations, when factors keep turning out to be no cheaper than the dense gradient, when parameters
-are frozen or unfrozen, and when the user asks. All of this is decided from words that all workers hear (words.py), in
-the same iteration.
+then all agree on a plan (planning.py) and go on with it. It is renewed, after measuring anew, when batch sizes stay
+changed or factors keep going dense (habits.py), when parameters are frozen or unfrozen, and when the user asks. All of
+this is decided from words that all workers hear (words.py), in the same iteration.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from poseidon.errors import UsageError
 from poseidon.parallel.buffers import copy_buffers, copy_parameters
 from poseidon.parallel.gates import set_gates
 from poseidon.parallel.gradients import Gradients
+from poseidon.parallel.habits import Habits
 from poseidon.parallel.measured import Measuring
 from poseidon.parallel.planning import Wishes, first_plan, plan_together
 from poseidon.parallel.reading import ReadWatch
@@ -35,9 +35,6 @@ from poseidon.parallel.words import Saying, Word, check_alike
 from poseidon.run.facts import Fact, check_facts, version_facts
 from poseidon.run.roundtable import Roundtable
 from poseidon.transport import Transport
-
-# A plan is renewed when what it was made for has been different so many times in a row.
-PATIENCE = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +61,9 @@ class Replica:
         self._root = 0  # whose buffers count
         self._buffers_are_due = True
         self._sayings: list[Saying] = []
-        self._batches: list[int] | None = None  # that the plan was made for, by rank
-        self._num_surprises = 0
         self._wire_state: dict[str, dict[str, Tensor]] = {}
         self._gate_units: dict[str, tuple[int, ...]] = {}
+        options.wishes.check(self.structure)
         self._connect()
 
     # -- plans ------------------------------------------------------------------------------------------------------
@@ -75,7 +71,7 @@ class Replica:
         """Hooks, gates, the first plan; measuring begins."""
         self.known = _known(self.model)
         self._fingerprint = _fingerprint(self.model)
-        self.options.wishes.overrides(self.structure)  # raises at once if they cannot be met
+        self._habits = Habits()
         self.gradients = Gradients(
             self.structure, allows_unused=self.options.find_unused_parameters, on_complete=self._complete
         )
@@ -98,7 +94,7 @@ class Replica:
 
     def _end_traffic(self) -> None:
         self.traffic.scheduler.drain()
-        self._wire_state |= self.traffic.state()
+        self._wire_state = self.wire_state()
         self.traffic.close()
 
     def _open(self, agreed: Agreed) -> None:
@@ -129,7 +125,11 @@ class Replica:
         """From the next iteration on passes are measured, then planned anew. All workers call it together."""
         self.measuring = Measuring(self.structure, self.gradients.forwards)
         self.gradients.holds = True
-        self._num_surprises = 0
+
+    def replan(self) -> None:
+        """The same because the user wants it: whatever was noticed before is forgotten."""
+        self._habits = Habits()
+        self.measure()
 
     def _renew(self) -> None:
         measuring = self.measuring
@@ -146,7 +146,7 @@ class Replica:
         self.measuring = None
         self.gradients.holds = False
         self._use(agreed)
-        self._batches = None
+        self._habits.forget()
 
     def install(self, taker: Taker) -> None:
         """Rounds end at this taker's from now on. The plan is made anew, for its needs."""
@@ -207,13 +207,16 @@ class Replica:
         if self._buffers_are_due and self.options.broadcast_buffers:
             copy_buffers(self.model, self.table, self._root)
         self._buffers_are_due = True
-        check_alike(saying.heard())
+        words = saying.heard()
+        check_alike(words)
         if self.options.find_unused_parameters:
             self._used(set())
         self.gradients.pass_on_nothing()
         self.wait()
         if self.measuring is not None:
             self.measuring.skip()
+        else:
+            self._notice(words)
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -280,31 +283,29 @@ class Replica:
 
     def _notice(self, words: list[Word]) -> None:
         """Whether iterations are still what the plan was made for; all workers come to the same conclusion."""
-        batches = [word.batch for word in words if word.active]
-        if self._batches is None:  # the words are older than the plan
-            self._batches = batches
-            return
-        self._num_surprises = self._num_surprises + 1 if batches != self._batches else 0
-        if self._num_surprises >= PATIENCE:
-            self.measure()
-        elif self._num_surprises == 0 and max(word.dense for word in words) >= PATIENCE:
-            self._give_up_factors()
+        if self._habits.have_changed(words) or (self._habits.may_be_dense(words) and self._keep_going_dense()):
+            self._habits.bear_more()
             self.measure()
 
     def _free_factors(self) -> list[FreeFactors]:
         return [exchange for exchange in self.traffic.exchanges if isinstance(exchange, FreeFactors)]
 
     def _num_dense(self) -> int:
-        return max((exchange.num_dense for exchange in self._free_factors()), default=0)
+        return max((max(exchange.num_dense, exchange.num_short) for exchange in self._free_factors()), default=0)
 
-    def _give_up_factors(self) -> None:
-        """Of weights that have a dense gradient besides."""
+    def _keep_going_dense(self) -> bool:
+        """Whether factors go dense too often. Those of weights that have a dense gradient besides are given up."""
         self.wait()  # then all workers have counted the same
-        for exchange in self._free_factors():
-            if exchange.num_dense >= PATIENCE:
-                found = self.structure.params[exchange.members[0].name]
-                found.factors = False
-                found.why_dense = "in several iterations its gradient was more than its layer's factors"
+        patience, found = self._habits.patience, self._free_factors()
+        dense = [exchange for exchange in found if exchange.num_dense >= patience]
+        for exchange in dense:
+            param = self.structure.params[exchange.members[0].name]
+            param.factors = False
+            param.why_dense = (
+                "its gradient is more than its layer's factors: it adds up over passes under no_sync(), was zeroed "
+                "instead of set to None, or comes from somewhere else besides"
+            )
+        return bool(dense) or any(exchange.num_short >= patience for exchange in found)
 
     # -- everything -------------------------------------------------------------------------------------------------
     def wait(self) -> None:
@@ -312,7 +313,12 @@ class Replica:
         self.traffic.scheduler.drain()
 
     def wire_state(self) -> dict[str, dict[str, Tensor]]:
-        return self.traffic.state()
+        """What this worker owes the others, by the names of a unit's parameters; also of units that are not there
+        while passes are measured, until others have taken their parameters over."""
+        live = self.traffic.state()
+        taken_over = {name for names in live for name in names.split(" ")}
+        waiting = {names: own for names, own in self._wire_state.items() if not taken_over.issuperset(names.split(" "))}
+        return {**waiting, **live}
 
     def restore_wire_state(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
         self.wait()
@@ -320,6 +326,7 @@ class Replica:
         self.traffic.restore(self._wire_state)
 
     def close(self) -> None:
+        self.taker.end()
         self.traffic.close()
         self.gradients.close()
         for gate in self._gates:
@@ -362,5 +369,6 @@ def _model_facts(structure: Structure, model: nn.Module, options: ReplicaOptions
     return [
         Fact("model's parameters", params, same),
         Fact("model's buffers", buffers, same),
+        Fact("model's layers", structure.told(), same + ", with the same options, hooks and compiled modules"),
         Fact("options of Parallel", repr(options), "wrap the model with the same options on all workers"),
     ]

@@ -45,6 +45,12 @@ class Described:
     rides_with: str | None = None
     why_dense: str = ""
 
+    def told(self) -> str:
+        """What its gradient can be, and who holds it, in words."""
+        ways = [way for way, can in (("factors", self.factors), ("rows", self.rows), ("sparse", self.sparse)) if can]
+        holders = ", ".join(f"{holder.module_name or '(model)'}.{holder.attribute}" for holder in self.holders)
+        return f"{' '.join(ways) or self.why_dense or 'dense'}, of {holders}; rides with {self.rides_with}"
+
 
 @dataclass(frozen=True, slots=True)
 class Structure:
@@ -57,6 +63,11 @@ class Structure:
 
     def named(self) -> dict[nn.Parameter, str]:
         return {found.parameter: name for name, found in self.params.items()}
+
+    def told(self) -> str:
+        """Everything that plans depend on beside shapes, a line each: workers have to agree on it."""
+        params = [f"{name}: {found.told()}" for name, found in self.params.items()]
+        return "\n".join([*params, *(f"{name or '(model)'}: closed" for name in sorted(self.atoms))])
 
 
 def find_structure(model: nn.Module) -> Structure:

@@ -36,5 +36,8 @@ class Taker:
     def refresh(self) -> None:
         """Other parameters learn now."""
 
+    def end(self) -> None:
+        """The exchanges are over for good."""
+
     def check_step(self, optimizer: Optimizer) -> None:
         """An optimizer with parameters of the model is about to step: raises if it must not."""

@@ -2,7 +2,7 @@
 
     fingerprint   which parameters learn: workers that have frozen different ones must not exchange
     batch         the leading extent of the first input: where it stays changed, the plan is renewed
-    dense         how often factors have had to go dense since the plan was made, as far as this worker knows
+    dense         how much more often than not factors have had to go dense lately, as far as this worker knows
     active        0 from a worker that has no more data (Join)
 
 A word costs one small all-reduce beside the forward and backward pass; nobody waits for it before its end, unless its
@@ -45,9 +45,8 @@ class Saying:
 
 
 def check_alike(words: Sequence[Word]) -> None:
-    """Raises if workers differ in what learns."""
-    prints = [word.fingerprint for word in words if word.active]
-    others = tuple(rank for rank, word in enumerate(words) if word.active and word.fingerprint != prints[0])
+    """Raises if workers differ in what learns; also from one that has no more data, but takes part."""
+    others = tuple(rank for rank, word in enumerate(words) if word.fingerprint != words[0].fingerprint)
     if others:
         raise WorkersDiffer(
             f"the parameters that learn (requires_grad) changed on some workers and not on others: ranks "

@@ -336,7 +336,9 @@ class Search:
         if request.scheme is not None or any(o.matches(self._bundles[i]) for o in request.overrides for i in inside):
             return "asked for"
         if len(inside) > 1:
-            return f"{len(members)} parameters small enough to travel together"
+            together = f"{len(members)} parameters small enough to travel together"
+            whys = {param.why_dense: param.name for i in reversed(inside) for param in self._bundles[i].params}
+            return "; ".join([together, *(f"{name}: {why}" for why, name in reversed(whys.items()) if why)])
         others = [scheme for scheme in self._allowed[inside[0]] if scheme is not draft.scheme]
         if not others:
             return self._bundles[inside[0]].params[0].why_dense or "a dense gradient, without factors or rows"

@@ -137,21 +137,31 @@ def compare_singles(seat: Seat, names: list[str], kinds: list[str]) -> dict[str,
     return found
 
 
-def uneven(seat: Seat, name: str, kind: str, way: str, divides_by_all: bool) -> float:
-    """How far ours ends from DistributedDataParallel when ranks have different numbers of batches."""
+def uneven(
+    seat: Seat, name: str, kind: str, way: str, steps: list[int], divides_by_all: bool = True, enable: bool = True
+) -> float:
+    """How far ours ends from DistributedDataParallel when ranks have different numbers of batches, by rank in `steps`.
+
+    From step 8 on batches are twice as large, so that there are reasons for new plans while some have joined.
+    """
     case = BY_NAME[name]
 
+    def inputs(step: int) -> tuple[Tensor, ...]:
+        first, second = case.inputs(step, seat.rank), case.inputs(step + 100, seat.rank)
+        return tuple(map(torch.cat, zip(first, second, strict=True))) if step >= 8 else first
+
     def run(model: Any, optimizer: Any) -> None:
-        with Join([model], divide_by_initial_world_size=divides_by_all):
-            for step in range(6 + 2 * seat.rank):
+        with Join([model], enable=enable, divide_by_initial_world_size=divides_by_all):
+            for step in range(steps[seat.rank]):
                 optimizer.zero_grad()
-                model(*case.inputs(step, seat.rank)).backward()
+                model(*inputs(step)).backward()
                 optimizer.step()
 
     with grouped(seat):
         ddp = DistributedDataParallel(case.model())
         run(ddp, OPTIMIZERS[kind](ddp.parameters()))
-        ours = Parallel(case.model(), bandwidth="100mbit")
+        schemes = {"*": "factors"} if any(p.factors for p in _params(case)) else None
+        ours = Parallel(case.model(), bandwidth="100mbit", schemes=schemes)
         optimizer = OPTIMIZERS[kind](ours.parameters())
         run(ours, poseidon.overlap(optimizer, ours) if way == "overlap" else optimizer)
         found = relative([p.detach() for p in ours.parameters()], [p.detach() for p in ddp.parameters()])
