@@ -21,6 +21,7 @@ from poseidon.cli.signals import SignalRequests, signal_requests
 from poseidon.cli.terminal import has_display
 from poseidon.cli.training import Say, exit_code, log_lines, net_options, resume_asked, say_nothing, solve
 from poseidon.cli.workers import (
+    HANG_S,
     ONE_SIDED,
     REPORT_S,
     bandwidth_bps,
@@ -90,6 +91,7 @@ def _options(found: argparse.Namespace, device: torch.device) -> WorkerOptions:
         secret=secret_of(os.environ),
         keep=found.keep,
         report_s=found.report_after or REPORT_S,
+        hang_s=found.hang_after or HANG_S,
         observe=observe_options(found, os.environ),
     )
 

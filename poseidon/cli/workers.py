@@ -40,6 +40,7 @@ ONE_SIDED = ("sockets", "mpi")
 REDUCTIONS = ("average", "sum")
 DTYPES = ("float32", "float64")
 REPORT_S = 30.0
+HANG_S = 300.0
 MIN_LIMIT_BPS = 1e6
 
 _RUN_CAFFE = "import sys; from poseidon.cli import caffe_main; sys.exit(caffe_main())"
@@ -81,6 +82,12 @@ def worker_flags(flags: Flags) -> None:
     flags.flag(
         "report-after", type=positive_number, metavar="S", help=f"report an exchange that takes longer ({REPORT_S:g} s)"
     )
+    flags.flag(
+        "hang-after",
+        type=positive_number,
+        metavar="S",
+        help=f"a worker that stands still so long while all others wait for it is lost ({HANG_S:g} s)",
+    )
     flags.flag("max-restarts", type=positive_number, metavar="N", help="go on by itself after a failure, N times (0)")
 
 
@@ -105,6 +112,7 @@ _NEED_SEVERAL = (
     "bandwidth_limit",
     "latency",
     "report_after",
+    "hang_after",
     "max_restarts",
 )
 

@@ -1,4 +1,5 @@
-"""Lookout: rank 0's thread that keeps the job's status file up to date, and reports an exchange that takes too long."""
+"""Lookout: rank 0's thread that keeps the job's status file up to date, reports an exchange that takes too long, and
+declares workers lost that hang (`standstill.py`)."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from poseidon.run.standstill import Standstill
 from poseidon.run.status import StatusFile, status_folder
 from poseidon.run.stuck import longest_wait_s, report, waits_text
 from poseidon.transport.base import Peer
@@ -29,14 +31,18 @@ class Watched(Protocol):
 
     def ask_stacks(self, timeout_s: float) -> dict[int, str]: ...
 
+    def declare_lost(self, ranks: tuple[int, ...], how: str) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """`facts` about the job; `report_s`: how long an exchange may take; `prefix` of the report's file."""
+    """`facts` about the job; `report_s`: how long an exchange may take; `prefix` of the report's file; `hang_s`: how
+    long a worker may stand still while all others wait for it."""
 
     facts: Mapping[str, Any]
     prefix: str
     report_s: float
+    hang_s: float
 
 
 class Lookout:
@@ -47,6 +53,7 @@ class Lookout:
         self._file = StatusFile(status_folder(os.environ), str(outlook.facts.get("job", "")))
         self._began = time.time()
         self._has_reported = False
+        self._standstill = Standstill(outlook.hang_s)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._look, name="lookout", daemon=True)
 
@@ -69,6 +76,12 @@ class Lookout:
             elif not self._has_reported:
                 self._has_reported = True
                 self._report(vitals)
+            hanging = self._standstill.look(vitals)
+            if hanging:
+                seconds = f"{self._outlook.hang_s:g} s"
+                how = f"it has made no progress for {seconds} while all others wait for it, so it hangs"
+                self._watched.declare_lost(hanging, how)
+                return
 
     def _status(self, vitals: Mapping[int, Vitals]) -> dict[str, Any]:
         workers = [

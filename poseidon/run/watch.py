@@ -7,6 +7,7 @@ Others see it with every sign of life (`transport/vitals.py`): who is lost is na
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -21,6 +22,9 @@ from poseidon.solver.team import Team
 from poseidon.transport.vitals import Vitals
 
 LOSS_S = 1.0  # between two looks at the loss, which wait for the device
+# Figures that tell whether a worker moves (`standstill.py`).
+TRAINING_S = "training_s"  # processor time of the thread that trains; there once training begins
+SAVING = "saving"  # 1: a snapshot may be being written
 _SMOOTH = 0.9
 
 
@@ -39,9 +43,12 @@ class Watch:
         self._waiting_since_s = self._loss_at_s = self._done_at_s = now()
         self._wait_s = self._waited_before_s = self._wait_share = self._iteration_s = self._loss = 0.0
         self._shown_loss: torch.Tensor | None = None
+        self._training_clock: int | None = None
+        self._is_saving = False
 
     def follow(self, plan: CommPlan) -> None:
-        """From now on exchanges go by this plan; what was sent before counts no more."""
+        """From now on exchanges go by this plan, on the thread that calls; what was sent before counts no more."""
+        self._training_clock = time.pthread_getcpuclockid(threading.get_ident())
         still = {unit.index for unit in plan.units if unit.scheme is Scheme.LOCAL}
         order = [send for send in plan.order if send.unit not in still]
         self._plan, self._num_sent, self._num_sends = plan, 0, len(order)
@@ -70,6 +77,8 @@ class Watch:
         if isinstance(event, events.Restored):
             self._clock = event.iteration
             self._done_at_s = self._now()
+        elif isinstance(event, events.SnapshotStarted | events.SnapshotWritten | events.SnapshotFailed):
+            self._is_saving = isinstance(event, events.SnapshotStarted)
         elif isinstance(event, events.IterationDone):
             self._clock = event.iteration + 1
             self._shown_loss = event.smoothed_loss
@@ -112,9 +121,17 @@ class Watch:
             waits_for=waits_for,
             num_needed=self._num_needed if waits_for else 0,
             waited_s=self._now() - self._waiting_since_s if waits_for else 0.0,
-            figures={"loss": self._loss, "iteration_s": self._iteration_s, "wait_share": self._wait_share}
+            figures=self._motion()
+            | {"loss": self._loss, "iteration_s": self._iteration_s, "wait_share": self._wait_share}
             | {"met": float(self._num_met), "sent_bytes": float(self._sent_bytes)},
         )
+
+    def _motion(self) -> dict[str, float]:
+        found = {SAVING: float(self._is_saving)}
+        if self._training_clock is not None:
+            with contextlib.suppress(OSError):  # the thread has ended
+                found[TRAINING_S] = time.clock_gettime(self._training_clock)
+        return found
 
 
 class WatchedTeam:

@@ -72,6 +72,7 @@ class WorkerOptions:
     secret      the job's; empty if it has none
     keep        how many snapshots stay; 0: all
     report_s    an exchange that takes longer is reported
+    hang_s      a worker that stands still so long while all others wait for it is lost
     watch       keeps count of where this worker stands
     one_sided   what carries notified puts: "sockets" or "mpi"
     observe     what is recorded of the run, and who is told
@@ -87,6 +88,7 @@ class WorkerOptions:
     secret: bytes = field(default=b"", repr=False)
     keep: int = 0
     report_s: float = 30.0
+    hang_s: float = 300.0
     watch: Watch = field(default_factory=Watch)
     one_sided: str = "sockets"
     observe: ObserveOptions = field(default_factory=ObserveOptions)
@@ -239,7 +241,7 @@ def _lookout(
     if transport.rank != 0:
         return contextlib.nullcontext()
     facts = {"job": options.resume.job, "solver": param.snapshot_prefix, "max_iter": param.max_iter}
-    return Lookout(transport, Outlook(facts, param.snapshot_prefix, options.report_s), face.show)
+    return Lookout(transport, Outlook(facts, param.snapshot_prefix, options.report_s, options.hang_s), face.show)
 
 
 def _cores() -> tuple[int, ...]:

@@ -154,6 +154,10 @@ class C10dTransport:
         """Rank 0's: what the other workers' threads do just now, by rank; of those that answer in time."""
         return self._job.health.ask_stacks(timeout_s)
 
+    def declare_lost(self, ranks: tuple[int, ...], how: str) -> None:
+        """Rank 0's: to all workers these are lost from now on."""
+        self._job.health.declare(ranks, how)
+
     def abort(self, reason: str) -> None:
         self._job.health.give_up(reason)
 

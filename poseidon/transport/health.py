@@ -5,6 +5,7 @@ A star of TCP connections beside the data, rank 0 in the middle. Every worker gi
     connection ends without goodbye     that process died              noticed at once
     silence for `limit_s`               it hangs, or is cut off        noticed after limit_s (+ interval_s)
     "lost: …" from the worker itself    it gives up and says why       noticed at once
+    `declare` at rank 0                 somebody else has found it out
 
 Rank 0 hears the workers and tells everybody the first loss; the workers watch rank 0 themselves. The first verdict
 stays: what breaks afterwards (survivors ending their connections) is a consequence. A process that was itself asleep
@@ -151,6 +152,10 @@ class Health:
         """Tells everybody that this worker is lost to them."""
         self._conclude(Loss((self._rank,), f"gave up: {reason[:MAX_REASON_CHARS]}"))
 
+    def declare(self, ranks: tuple[int, ...], how: str) -> None:
+        """Rank 0's: tells everybody that these are lost, itself perhaps; `how` that showed."""
+        self._lose(ranks, how)
+
     def close(self) -> None:
         for line in self._lines.values():
             line.say({"kind": "bye", "rank": self._rank})
@@ -227,7 +232,8 @@ class Health:
             self._lose(ranks, f"{silence}, so it hangs, or its host or network is down")
 
     def _lose(self, ranks: tuple[int, ...], how: str) -> None:
-        found = [(rank, self._lines[rank].vitals) for rank in ranks]
+        known = self.vitals()
+        found = [(rank, known.get(rank)) for rank in ranks]
         told = [f"rank {rank}: {vitals}" if len(ranks) > 1 else str(vitals) for rank, vitals in found if vitals]
         standing = "; ".join(told)
         self._conclude(Loss(ranks, f"is lost: {how}{f' ({standing})' if standing else ''}", standing))

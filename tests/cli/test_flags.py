@@ -90,9 +90,8 @@ def test_help_of_a_command_lists_its_flags(words, capsys):
     flags = re.findall(r"^  (--[\w-]+)", capsys.readouterr().out, re.M)
     expected = "--debug --solver --snapshot --weights --sigint-effect --sighup-effect --gpu --level --stage --plain"
     ours = "--workers --threads --dtype --net-outputs --scheme --schemes --reduce --wire --sync-bn --verify-replicas"
-    ours += (
-        " --interface --bandwidth --latency --report-after --max-restarts --hosts --hostfile --ssh --min-workers --keep"
-    )
+    ours += " --interface --bandwidth --latency --report-after --hang-after --max-restarts --hosts --hostfile --ssh"
+    ours += " --min-workers --keep"
     assert [flag for flag in flags if flag in expected.split()] == expected.split(), "Caffe's, in its order"
     assert set(ours.split()) <= set(flags)
     assert len(flags) == len(set(flags))

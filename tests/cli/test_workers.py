@@ -187,9 +187,11 @@ def test_every_flag_reaches_the_worker(monkeypatch):
 def test_the_launchers_words_reach_the_worker(monkeypatch):
     for name, text in {"SECRET": "s" * 16, "JOB": "j", "RESTART": "2"}.items():
         monkeypatch.setenv(f"POSEIDON_{name}", text)
-    found = team._options(flags("--snapshot=auto", "--keep=2", "--report-after=9"), torch.device("cpu"))
+    found = team._options(
+        flags("--snapshot=auto", "--keep=2", "--report-after=9", "--hang-after=7"), torch.device("cpu")
+    )
     assert found.resume == Resume("auto", "j", is_restart=True)
-    assert (found.secret, found.keep, found.report_s) == (b"s" * 16, 2, 9)
+    assert (found.secret, found.keep, found.report_s, found.hang_s) == (b"s" * 16, 2, 9, 7)
     assert "ssss" not in repr(found)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +118,7 @@ class Watched:
 
     def __init__(self, vitals) -> None:
         self.now = vitals
+        self.lost = None
 
     def vitals(self):
         return self.now
@@ -123,12 +126,15 @@ class Watched:
     def ask_stacks(self, timeout_s):
         return {0: "stack of 0"}
 
+    def declare_lost(self, ranks, how):
+        self.lost = (ranks, how)
+
 
 def test_a_lookout_reports_once_and_shows_status(tmp_path, monkeypatch):
     monkeypatch.setattr(lookout, "LOOK_S", 0.01)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     told, heard = [], threading.Event()
-    outlook = Outlook({"job": "j/1", "max_iter": 9}, str(tmp_path / "run"), report_s=30.0)
+    outlook = Outlook({"job": "j/1", "max_iter": 9}, str(tmp_path / "run"), report_s=30.0, hang_s=300.0)
 
     def tell(lines):
         told.append(list(lines))
@@ -148,6 +154,33 @@ def test_a_lookout_reports_once_and_shows_status(tmp_path, monkeypatch):
     assert told[0][0] == f"an exchange has taken 33 s; the stacks of all workers are in {tmp_path}/run_stuck_4.txt"
     assert "stack of 0" in (tmp_path / "run_stuck_4.txt").read_text()
     assert read_statuses(status_folder(os.environ)) == [], "it goes with its job"
+
+
+def test_a_lookout_declares_lost_who_hangs(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookout, "LOOK_S", 0.01)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    vitals = {rank: replace(entry, figures={"training_s": 1.0}) for rank, entry in STUCK.items()}
+    watched = Watched(vitals)
+    with Lookout(watched, Outlook({}, str(tmp_path / "run"), report_s=90.0, hang_s=0.05), lambda lines: None) as made:
+        made._thread.join(30)
+    assert watched.lost == ((2,), "it has made no progress for 0.05 s while all others wait for it, so it hangs")
+
+
+def test_a_watch_tells_whether_its_worker_moves(plan):
+    watch = Watch()
+    assert "training_s" not in watch.vitals().figures, "it has not begun"
+    watch.follow(plan)
+    before = watch.vitals().figures["training_s"]
+    asked = []
+    thread = threading.Thread(target=lambda: asked.append(watch.vitals().figures["training_s"]))
+    sum(range(2_000_000))
+    thread.start()
+    thread.join()
+    assert asked[0] > before, "others may ask"
+    watch.hear_solver(events.SnapshotStarted(1, Path("m"), Path("s"), False))
+    assert watch.vitals().figures["saving"] == 1.0
+    watch.hear_solver(events.SnapshotFailed(1, "full"))
+    assert watch.vitals().figures["saving"] == 0.0
 
 
 # -- status -----------------------------------------------------------------------------------------------------------

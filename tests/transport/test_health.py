@@ -57,6 +57,14 @@ def make_star():
         star.close()
 
 
+@pytest.mark.parametrize("lost", [(2,), (0,), (1, 3)])
+def test_what_another_has_found_out_is_told_to_all(make_star, lost):
+    star = make_star((0, 1, 2))
+    star.healths[0].declare(lost, "it hangs")
+    for rank in (0, 1, 2):
+        assert star.loss_of(rank) == health.Loss(lost, "is lost: it hangs")
+
+
 def beat(end: socket.socket) -> None:
     end.sendall(b'{"kind": "beat"}\n')
 
