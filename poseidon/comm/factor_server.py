@@ -23,6 +23,7 @@ from poseidon.comm.factors import FactorExchange, FactorLayout
 from poseidon.comm.narrow import ErrorFeedback
 from poseidon.comm.part import Member, Part, Region
 from poseidon.comm.server import owned
+from poseidon.comm.threads import Threads
 from poseidon.plan import Send
 from poseidon.transport import Work
 from poseidon.transport.collectives import all_gather, exchange_slices
@@ -50,8 +51,14 @@ class _Pull:
 class FactorServer(FactorExchange):
     """`narrow` is what pulled values cross the network as; None: as they are."""
 
-    def __init__(self, wiring: Wiring, layout: FactorLayout, narrow: torch.dtype | None = None) -> None:
-        super().__init__(wiring, layout)
+    def __init__(
+        self,
+        wiring: Wiring,
+        layout: FactorLayout,
+        narrow: torch.dtype | None = None,
+        threads: Threads | None = None,
+    ) -> None:
+        super().__init__(wiring, layout, threads)
         like = self.members[0].value
         self._errors = None if narrow is None else ErrorFeedback(narrow, self.num_elems, like)
         self._whole: _Gathered | None = None
@@ -112,10 +119,14 @@ class FactorServer(FactorExchange):
         blocks[self.transport.rank].copy_(mine.reshape(-1))
         return _Gathered(rows, all_gather(self.transport, blocks, tag=self.tag(send, _WHOLE)))
 
-    def reduced(self, send: Send, token: _Gathered) -> list[Part]:
+    def arrive(self, send: Send, token: _Gathered) -> bool:
         assert self._whole is not None, "a unit's first Send begins first"
         self._whole.work.wait()
         token.work.wait()
+        return True
+
+    def reduced(self, send: Send, token: _Gathered) -> list[Part]:
+        assert self._whole is not None, "a unit's first Send begins first"
         parts = []
         for member in self._sliced if token.rows.numel() else ():
             region = self._region(send, self.transport.rank, member)
@@ -124,7 +135,8 @@ class FactorServer(FactorExchange):
                 place = self._place(member, region)
                 self._shared[member.name, region] = self._errors.to_true(region.of(member.value), place)
         if self._is_last(send) and not self._cuts_outputs:
-            parts += [Part(member, member.whole, self._whole.rows.sum(0)) for member in self.members[1:]]
+            with self.threads.alike():
+                parts += [Part(member, member.whole, self._whole.rows.sum(0)) for member in self.members[1:]]
         return parts
 
     def _gradient(self, member: Member, cut: Tensor, whole: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from poseidon.comm.exchange import Wiring
 from poseidon.comm.factors import FactorLayout, Factors
 from poseidon.comm.part import Member, Part
+from poseidon.comm.threads import Threads
 from poseidon.plan import Send
 from poseidon.transport.collectives import all_gather, reduce_shards, shards_of
 
@@ -30,8 +31,8 @@ class FreeFactors(Factors):
     Sums come multiplied by `scale`: on K rows of u that costs next to nothing, on a weight's gradient a pass over it.
     """
 
-    def __init__(self, wiring: Wiring, layout: FactorLayout) -> None:
-        super().__init__(wiring, layout)
+    def __init__(self, wiring: Wiring, layout: FactorLayout, threads: Threads | None = None) -> None:
+        super().__init__(wiring, layout, threads)
         self.num_short = self.num_dense = 0
         self.scale = 1.0
         self._offered: set[str] = set()

@@ -13,20 +13,24 @@ from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.factor_server import FactorServer
 from poseidon.comm.factors import FactorLayout, Factors
 from poseidon.comm.narrow import NARROW_DTYPES, NarrowRing, NarrowServer
-from poseidon.comm.notified.exchanges import FlowExchange
+from poseidon.comm.notified.exchanges import FlowExchange, PutFactors
 from poseidon.comm.part import members_of
 from poseidon.comm.ring import Ring
 from poseidon.comm.rows import Rows
 from poseidon.comm.server import Server
 from poseidon.comm.several import Several, groups_of
+from poseidon.comm.threads import Threads
 from poseidon.net.layers.inner_product import InnerProduct
 from poseidon.net.net import Net
 from poseidon.plan import GPI, CommPlan, Scheme, flows_of
 from poseidon.transport import Transport
 
 
-def make_exchanges(net: Net, plan: CommPlan, transport: Transport, iter_size: int = 1) -> list[Exchange]:
-    """The exchange of every unit that travels. `iter_size`: how many passes an iteration has."""
+def make_exchanges(
+    net: Net, plan: CommPlan, transport: Transport, iter_size: int = 1, threads: Threads | None = None
+) -> list[Exchange]:
+    """The exchange of every unit that travels. `iter_size`: how many passes an iteration has; `threads` rebuild
+    factors."""
     parameters = {f"{entry.layer}/{entry.index}": entry.value for entry in net.learnable}
     exchanges: list[Exchange] = []
     flows = flows_of(plan) if plan.pattern == GPI else ()
@@ -37,20 +41,23 @@ def make_exchanges(net: Net, plan: CommPlan, transport: Transport, iter_size: in
             if plan.pattern == GPI and unit.scheme.is_dense:
                 own = [flow for flow in flows if flow.send.unit == unit.index]
                 exchanges.append(FlowExchange(wiring, own))
+            elif plan.pattern == GPI and unit.scheme is Scheme.FACTORS:
+                layout = factor_layout(net, members[0].parameter, iter_size)
+                exchanges.append(PutFactors(wiring, layout, threads))
             else:
-                exchanges.append(_exchange(wiring, plan.wire, net, iter_size))
+                exchanges.append(_exchange(wiring, plan.wire, net, iter_size, threads))
     return exchanges
 
 
-def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int) -> Exchange:
+def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int, threads: Threads | None) -> Exchange:
     narrow = _narrow_dtype(wire, wiring)
     layout = partial(factor_layout, net, wiring.members[0].parameter, iter_size)
     makers: dict[Scheme, Callable[[], Exchange]] = {
         Scheme.RING: lambda: ring_exchange(wiring, wire),
         Scheme.DOUBLING: lambda: _dense(wiring, Doubling),
         Scheme.SERVER: lambda: _dense(wiring, Server if narrow is None else partial(NarrowServer, dtype=narrow)),
-        Scheme.FACTORS: lambda: Factors(wiring, layout()),
-        Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, layout(), narrow),
+        Scheme.FACTORS: lambda: Factors(wiring, layout(), threads),
+        Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, layout(), narrow, threads),
         Scheme.ROWS: lambda: Rows(wiring),
     }
     return makers[wiring.unit.scheme]()

@@ -24,9 +24,8 @@ from torch import Tensor
 from poseidon.comm.conductor import Conductor, Progress
 from poseidon.comm.events import CommListener, SendApplied, SendReduced, SendStarted, UnitDone, UnitReady
 from poseidon.comm.exchange import Exchange
-from poseidon.comm.factors import Factors
 from poseidon.comm.notified import protocol
-from poseidon.comm.notified.exchanges import FlowExchange
+from poseidon.comm.notified.exchanges import FlowExchange, PutFactors
 from poseidon.comm.notified.layout import WAKE_ID
 from poseidon.comm.notified.memory import Memory
 from poseidon.comm.notified.protocol import Act, Gathering, Node, Stage
@@ -75,7 +74,7 @@ class NotifiedScheduler(Conductor[_Unit]):
         self._gatherings = {
             index: Gathering(others, FIRST_VERSION)
             for index, unit in self._units.items()
-            if isinstance(unit.exchange, Factors)
+            if isinstance(unit.exchange, PutFactors)
         }
         self._jobs: list[tuple[int, int, bool]] = []  # unit, flow, whether it is to be applied only
         self._has_leavers = False
@@ -132,8 +131,8 @@ class NotifiedScheduler(Conductor[_Unit]):
         return has_jobs
 
     def _offer_block(self, unit: int, entry: _Unit) -> bool:
-        assert isinstance(entry.exchange, Factors)
-        block = entry.exchange.final().memory
+        assert isinstance(entry.exchange, PutFactors)
+        block = entry.exchange.begin(entry.exchange.sends[0])
         others = [(self._rank + step) % self._memory.size for step in range(1, self._memory.size)]
         self._note_puts(entry, entry.exchange.sends[0], block, others)
         with self._changed:
@@ -250,14 +249,14 @@ class NotifiedScheduler(Conductor[_Unit]):
 
     def _use_blocks(self, unit: int, entry: _Unit) -> None:
         exchange = entry.exchange
-        assert isinstance(exchange, Factors)
-        own = exchange.final().memory
+        assert isinstance(exchange, PutFactors)
+        own = exchange.begin(exchange.sends[0])
         turn = self._gatherings[unit].turn
         blocks = [
             own if rank == self._rank else self._memory.block_of(unit, rank, turn, own)
             for rank in range(self._memory.size)
         ]
-        parts = exchange.summed([blocks])
+        parts = exchange.reduced(exchange.sends[0], blocks)
         with self._changed:
             self._gatherings[unit] = protocol.block_read(self._gatherings[unit])
         self._reduced(unit, _GATHER, parts)

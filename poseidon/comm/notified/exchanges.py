@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from poseidon.comm.exchange import DenseExchange, Wiring
+from poseidon.comm.factors import FactorExchange
 from poseidon.comm.part import Member, Part, Region, regions_within
 from poseidon.plan import Flow, Send
 
@@ -34,3 +36,16 @@ class FlowExchange(DenseExchange):
     def shards(self, owner: int) -> list[tuple[Member, Region]]:
         roots = [flow for flow in self.flows if flow.root == owner]
         return [found for flow in roots for found in regions_within(self.members, flow.start, flow.stop)]
+
+
+class PutFactors(FactorExchange):
+    """A fully-connected unit (FACTORS). A worker's block is new memory in every iteration: it may still be on its way
+    to a slow worker when the iteration is over here."""
+
+    def begin(self, send: Send) -> Tensor:
+        """This worker's block."""
+        return self.final().memory.view(-1)
+
+    def reduced(self, send: Send, token: Sequence[Tensor]) -> list[Part]:
+        """When everybody's block is here."""
+        return self.sums(torch.cat([block.view(-1, self.width) for block in token]))

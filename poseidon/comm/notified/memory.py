@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from poseidon.comm.exchange import Exchange
-from poseidon.comm.factors import Factors
+from poseidon.comm.notified.exchanges import PutFactors
 from poseidon.comm.notified.layout import SLOTS, VALUES, Block, Ids, Layout
 from poseidon.comm.part import Member
 from poseidon.errors import UsageError
@@ -30,9 +30,11 @@ class Memory:
             _check_host_memory(exchange)
         self.rank, self.size = transport.rank, transport.size
         blocks = [
-            Block(exchange.unit.index, exchange.block_bytes) for exchange in exchanges if isinstance(exchange, Factors)
+            Block(exchange.unit.index, exchange.block_bytes)
+            for exchange in exchanges
+            if isinstance(exchange, PutFactors)
         ]
-        dense = {exchange.unit.index: exchange for exchange in exchanges if not isinstance(exchange, Factors)}
+        dense = {exchange.unit.index: exchange for exchange in exchanges if not isinstance(exchange, PutFactors)}
         travelling = [unit for unit in plan.units if unit.scheme is not Scheme.LOCAL]
         widths = {exchange.unit.index: exchange.members[0].parameter.element_size() for exchange in exchanges}
         self.flows = flows_of(plan)
