@@ -108,20 +108,30 @@ class Endpoint(Protocol):
         """Leaves in peace, when what was put has left. Harmless if called twice."""
 
 
-def check_put(local: Tensor, queue: int, note: Note | None) -> None:
-    """Raises unless the tensor can travel as it lies in memory, under such a notification."""
+def check_local(local: Tensor) -> None:
+    """Raises unless the tensor can travel as it lies in memory."""
     if not local.is_cpu or not local.is_contiguous():
         raise TransportError(
             f"only contiguous tensors in host memory can be put or read, got one on {local.device} of shape "
             f"{tuple(local.shape)} and strides {local.stride()}"
         )
+
+
+def check_note(note: Note | None, queue: int) -> None:
+    """Raises unless such a notification can travel in such a queue."""
     if not 0 <= queue < NUM_QUEUES:
         raise TransportError(f"queues are numbered 0 … {NUM_QUEUES - 1}, got {queue}")
-    if note is not None and not (0 <= note.id <= LAST_ID and 0 < note.value <= LAST_VALUE):
+    if note is not None and not (0 <= note[0] <= LAST_ID and 0 < note[1] <= LAST_VALUE):
         raise TransportError(
             f"a notification has an id of 0 … {LAST_ID} and a value of 1 … {LAST_VALUE}, got id {note.id}, value "
             f"{note.value}"
         )
+
+
+def check_rank(rank: int, size: int) -> None:
+    """Raises unless there is such a worker."""
+    if not 0 <= rank < size:
+        raise TransportError(f"rank must be within 0 … {size - 1}, got {rank}")
 
 
 def check_range(spot: Spot, num_bytes: int, segment_bytes: int) -> None:

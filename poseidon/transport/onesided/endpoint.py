@@ -14,13 +14,22 @@ from collections.abc import Collection, Sequence
 from itertools import count
 from typing import TypeVar
 
+import numpy as np
 from torch import Tensor
 
 from poseidon.errors import PeerLost, TransportError
 from poseidon.transport.base import Peer, Work, names_of
 from poseidon.transport.completion import Completion, finished
 from poseidon.transport.health import HealthOptions
-from poseidon.transport.onesided.base import NUM_QUEUES, Note, Spot, check_put, check_range
+from poseidon.transport.onesided.base import (
+    NUM_QUEUES,
+    Note,
+    Spot,
+    check_local,
+    check_note,
+    check_range,
+    check_rank,
+)
 from poseidon.transport.onesided.board import Board
 from poseidon.transport.onesided.frames import (
     BEAT,
@@ -44,7 +53,7 @@ T = TypeVar("T")
 READ_QUEUE = 1  # answers to reads: behind what is urgent, before the bulk
 LIMIT_S = 1800.0
 SEGMENT_S = 60.0  # for a peer's segment to become known
-SMALL_COPY_BYTES = 4 << 10
+SMALL_BYTES = 4 << 10  # are copied behind their header, and sent as one piece
 FAREWELL_S = 5.0
 
 
@@ -113,33 +122,34 @@ class SocketEndpoint:
 
     # -- puts -------------------------------------------------------------------------------------------------------
     def write_notify(self, local: Tensor, spot: Spot, note: Note | None, queue: int = 0) -> None:
-        check_put(local, queue, note)
-        data = bytes_of(local)
+        check_local(local)
+        check_note(note, queue)
         rank, segment, offset = spot
+        view = bytes_of(local).numpy()
+        num_bytes = view.size
         if rank == self.rank:
-            self._put_to_self(data, spot, note)
+            self._put_to_self(view, spot, note)
             return
         link = self._link(rank)
-        if link.peer_file is None:
-            view = data.numpy().data
-            self._num_sent += len(view)
-            check_range(spot, len(view), link.sizes.get(segment) or self._known(link, segment, link.sizes))
+        if link.peer_file is not None:
+            window = link.windows.get(segment) or self._known(link, segment, link.windows)
+            check_range(spot, num_bytes, window.num_bytes)
+            window.array[offset : offset + num_bytes] = view
+            if note is not None:
+                self._send(link, HEADER.pack(PUT, 0, 0, 0, note[0], note[1]), None, queue)
+        else:
+            check_range(spot, num_bytes, link.sizes.get(segment) or self._known(link, segment, link.sizes))
             id, value = note or (0, 0)
-            if len(view) > self._frame_bytes:
-                frames = put_frames(view, segment, offset, id, value, frame_bytes=self._frame_bytes)
-                self._send_all(link, frames, queue)
+            if num_bytes <= SMALL_BYTES:
+                frame = HEADER.pack(PUT, segment, offset, num_bytes, id, value) + view.tobytes()
+                self._send(link, frame, None, queue)
             else:
-                self._send(link, HEADER.pack(PUT, segment, offset, len(view), id, value), view, queue)
-            return
-        num_bytes = data.numel()
+                frames = put_frames(view.data, segment, offset, id, value, frame_bytes=self._frame_bytes)
+                self._send_all(link, frames, queue)
         self._num_sent += num_bytes
-        window = link.windows.get(segment) or self._known(link, segment, link.windows)
-        check_range(spot, num_bytes, window.num_bytes)
-        _copy(data, window, offset)
-        if note is not None:
-            self._send(link, HEADER.pack(PUT, 0, 0, 0, note.id, note.value), None, queue)
 
     def notify(self, rank: int, note: Note, queue: int = 0) -> None:
+        check_note(note, queue)
         if rank == self.rank:
             self._board.check()
             self._board.post(note.id, note.value)
@@ -157,7 +167,8 @@ class SocketEndpoint:
             self._board.check()
         link = self._links.get(rank)
         if link is None:
-            raise TransportError(f"rank must be within 0 … {self.size - 1}, got {rank}")
+            check_rank(rank, self.size)
+            raise TransportError(f"rank {rank} has no connection to itself")
         if link.has_left:
             raise PeerLost(f"{self.peers[rank]} left the job before that was over; while putting to it", (rank,))
         return link
@@ -186,11 +197,11 @@ class SocketEndpoint:
         if is_last:
             self._board.change()
 
-    def _put_to_self(self, data: Tensor, spot: Spot, note: Note | None) -> None:
+    def _put_to_self(self, view: np.ndarray, spot: Spot, note: Note | None) -> None:
         self._board.check()
         segment = self._own(spot)
-        check_range(spot, len(data), segment.num_bytes)
-        _copy(data, segment, spot.offset)
+        check_range(spot, view.size, segment.num_bytes)
+        segment.array[spot.offset : spot.offset + view.size] = view
         if note is not None:
             self._board.post(note.id, note.value)
 
@@ -202,7 +213,8 @@ class SocketEndpoint:
 
     # -- reads ------------------------------------------------------------------------------------------------------
     def read(self, local: Tensor, spot: Spot) -> Work:
-        check_put(local, 0, None)
+        check_local(local)
+        check_rank(spot.rank, self.size)
         data = bytes_of(local)
         what = f"reading {len(data)} bytes from segment {spot.segment} of {self.peers[spot.rank]}"
         if len(data) == 0:
@@ -216,7 +228,7 @@ class SocketEndpoint:
         else:
             segment = self._own(spot)
         check_range(spot, len(data), segment.num_bytes)
-        data.copy_(segment.memory[spot.offset : spot.offset + len(data)])
+        data.numpy()[:] = segment.array[spot.offset : spot.offset + len(data)]
         return finished(what)
 
     def _ask(self, link: Link, data: Tensor, spot: Spot, what: str) -> Work:
@@ -226,7 +238,14 @@ class SocketEndpoint:
             self._reads[number] = work, data.numpy().data
         head = header(READ, segment=spot.segment, offset=spot.offset, id=number, value=len(data))
         self._send(link, head, None, READ_QUEUE)
+        if link.has_left:  # since it was looked at last: whoever noticed may not have seen this read
+            self._fail_reads(self._farewell(link), link.rank)
+        elif self._board.error is not None:
+            self._fail_reads(self._board.error, None)
         return work
+
+    def _farewell(self, link: Link) -> PeerLost:
+        return PeerLost(f"{self.peers[link.rank]} left the job", (link.rank,))
 
     # -- notifications ----------------------------------------------------------------------------------------------
     def waitsome(self, ids: Collection[int], timeout_s: float) -> int:
@@ -239,13 +258,23 @@ class SocketEndpoint:
         return self._board.take(ids, timeout_s)
 
     # -- what comes in (Inbox) --------------------------------------------------------------------------------------
+    def put(self, link: Link, frame: tuple[int, ...], payload: memoryview) -> None:
+        _, number, offset, length, id, value = frame
+        if length:
+            segment = self._segments.get(number)
+            if segment is None or offset + length > segment.num_bytes:
+                raise _no_place(link, frame)
+            segment.view[offset : offset + length] = payload
+        if value:
+            self._board.post(id, value)
+
     def room(self, link: Link, frame: tuple[int, ...]) -> memoryview:
         kind, number, offset, length, id, _ = frame
         if kind == PUT and length <= MAX_FRAME_BYTES:
             segment = self._segments.get(number)
             if segment is not None and offset + length <= segment.num_bytes:
                 return segment.view[offset : offset + length]
-            raise unexpected(link.rank, f"{length} bytes for {offset} of segment {number}, which has no such place")
+            raise _no_place(link, frame)
         if kind == DATA and length <= MAX_FRAME_BYTES:
             with self._lock:
                 _, view = self._reads.get(id, (None, memoryview(b"")))
@@ -275,7 +304,7 @@ class SocketEndpoint:
             self._hear_of_loss(link, bytes(payload))
         elif kind == BYE:
             link.has_left = True
-            self._fail_reads(PeerLost(f"{self.peers[link.rank]} left the job", (link.rank,)), link.rank)
+            self._fail_reads(self._farewell(link), link.rank)
             self._board.leave()
         elif kind != BEAT:
             raise unexpected(link.rank, f"a frame of kind {kind}")
@@ -318,8 +347,8 @@ class SocketEndpoint:
                 self._reactor.say(link, header(LOST, length=len(text)), memoryview(text))
 
     def _end_waits(self, error: TransportError) -> None:
+        self._board.fail(error)  # first: a read that begins now sees that, or is failed here
         self._fail_reads(error, None)
-        self._board.fail(error)
 
     def _fail_reads(self, error: TransportError, rank: int | None) -> None:
         """Fails reads, those from one rank or all."""
@@ -343,11 +372,11 @@ class SocketEndpoint:
         if self._board.error is None:
             self._leave()
         self._closed = True
+        self._end_waits(TransportError(f"the one-sided endpoint of rank {self.rank} is closed"))
         self._reactor.close()
         for link in self._links.values():
             link.close()
         self._segments.close()
-        self._end_waits(TransportError(f"the one-sided endpoint of rank {self.rank} is closed"))
 
     def _leave(self) -> None:
         """Says goodbye behind everything else, and waits for it to be out, as long as anything leaves at all."""
@@ -364,8 +393,6 @@ class SocketEndpoint:
             time.sleep(0.001)
 
 
-def _copy(data: Tensor, segment: Segment, offset: int) -> None:
-    if len(data) <= SMALL_COPY_BYTES:
-        segment.view[offset : offset + len(data)] = data.numpy().data
-    else:
-        segment.memory[offset : offset + len(data)].copy_(data)
+def _no_place(link: Link, frame: tuple[int, ...]) -> TransportError:
+    _, number, offset, length, _, _ = frame
+    return unexpected(link.rank, f"{length} bytes for {offset} of segment {number}, which has no such place")

@@ -22,7 +22,7 @@ from torch import Tensor
 from poseidon.errors import PeerLost, TransportError
 from poseidon.transport.base import Peer, Work
 from poseidon.transport.completion import finished
-from poseidon.transport.onesided.base import Note, Spot, check_put, check_range
+from poseidon.transport.onesided.base import Note, Spot, check_local, check_note, check_range, check_rank
 from poseidon.transport.onesided.board import Board
 from poseidon.transport.onesided.segments import bytes_of
 
@@ -150,7 +150,9 @@ class InprocEndpoint:
         return segment[spot.offset : spot.offset + num_bytes]
 
     def write_notify(self, local: Tensor, spot: Spot, note: Note | None, queue: int = 0) -> None:
-        check_put(local, queue, note)
+        check_local(local)
+        check_note(note, queue)
+        check_rank(spot.rank, self.size)
         self.board.check()
         data = bytes_of(local)
         self._fabric.endpoints[spot.rank].memory_at(spot, len(data))
@@ -158,6 +160,8 @@ class InprocEndpoint:
         self._fabric.put(_Put(self.rank, data, spot, note, queue))
 
     def notify(self, rank: int, note: Note, queue: int = 0) -> None:
+        check_note(note, queue)
+        check_rank(rank, self.size)
         self.board.check()
         if rank == self.rank:
             self.board.post(*note)
@@ -165,7 +169,8 @@ class InprocEndpoint:
             self._fabric.put(_Put(self.rank, None, Spot(rank, 0), note, queue))
 
     def read(self, local: Tensor, spot: Spot) -> Work:
-        check_put(local, 0, None)
+        check_local(local)
+        check_rank(spot.rank, self.size)
         self.board.check()
         data = bytes_of(local)
         data.copy_(self._fabric.endpoints[spot.rank].memory_at(spot, len(data)))

@@ -2,6 +2,7 @@
 
 Out: frames wait in the order (queue, time given). A small one is handed to the kernel at once by the thread that gives
 it, if nothing waits before it; the rest leaves when the connection has room. A frame that has begun is finished first.
+Signs of life wait for nothing but that.
 
 In: headers and whatever comes with them are read into a small buffer; the rest of a long payload is read straight into
 the memory it is for. What a frame is for, `Inbox` decides.
@@ -26,15 +27,15 @@ from itertools import count
 from typing import Protocol
 
 from poseidon.errors import TransportError
-from poseidon.transport.onesided.frames import HEADER, HEADER_BYTES, MAX_FRAME_BYTES, PUT
+from poseidon.transport.onesided.frames import BEAT, HEADER, HEADER_BYTES, MAX_FRAME_BYTES, PUT, header
 from poseidon.transport.onesided.segments import Segment, mapped
 from poseidon.transport.pacing import URGENT_BYTES, Pace
 
 AT_ONCE_BYTES = 64 << 10
-JOIN_BYTES = 4 << 10  # header and payload in one piece of memory: cheaper than two pieces
 STAGE_BYTES = 64 << 10
 _NOTHING = memoryview(b"")
 TURN_BYTES = 4 << 20  # a link reads so much before others are read
+_BEAT = header(BEAT)
 
 
 class Ledger(Protocol):
@@ -47,6 +48,9 @@ class Ledger(Protocol):
 
 class Inbox(Protocol):
     """Where incoming frames go."""
+
+    def put(self, link: Link, frame: tuple[int, ...], payload: memoryview) -> None:
+        """A whole PUT, whose bytes are still to be copied to where they belong. Raises for what must not come."""
 
     def room(self, link: Link, frame: tuple[int, ...]) -> memoryview:
         """Memory for a frame's payload: the header's fields say what it is. Raises for what must not come."""
@@ -97,6 +101,7 @@ class Link:
         self.heard_s = self.said_s = time.monotonic()
         self.has_left = False
         self.is_closed = False
+        self.has_more = False  # to be read, than a turn allowed
         self.sizes: dict[int, int] = {}
         self.windows: dict[int, Segment] = {}
         self.numbers = count()
@@ -133,18 +138,33 @@ class Link:
     def give(self, head: bytes, payload: memoryview | None, queue: int) -> bool:
         """Takes a frame; false if something has to wait for room, so that `flush` must be called when there is."""
         with self._send_lock:
-            if self.is_closed:
+            if self.is_closed or self.has_left:
                 return True
-            if self._may_go_at_once(payload) and self._begun is None and not self._waiting:
+            is_first = self._begun is None and (not self._waiting or queue < self._waiting[0][0])
+            if is_first and (payload is None or self._may_go_at_once(len(payload))):
                 return self._push_at_once(head, payload, queue)
             heapq.heappush(self._waiting, (queue, next(self.numbers), self._waiting_frame(head, payload, queue)))
             return False
 
-    def _may_go_at_once(self, payload: memoryview | None) -> bool:
-        length = 0 if payload is None else len(payload)
+    def _may_go_at_once(self, length: int) -> bool:
         if self.pace is None:
             return length <= AT_ONCE_BYTES
         return length <= URGENT_BYTES or (length <= AT_ONCE_BYTES and self.pace.sending.delay() <= 0)
+
+    def beat(self) -> bool:
+        """A sign of life, past everything that waits; a frame that has begun is one itself. Returns as `give`."""
+        with self._send_lock:
+            self.said_s = time.monotonic()
+            return self.is_closed or self._begun is not None or self._push_at_once(_BEAT, None, 0)
+
+    def drop(self) -> None:
+        """Nothing is sent any more: the peer has left, or is lost. What waits has not to be kept."""
+        with self._send_lock:
+            frames = [frame for _, _, frame in self._waiting] + ([] if self._begun is None else [self._begun])
+            self._waiting.clear()
+            self._begun = None
+        for frame in frames:
+            self._end_frame(frame)
 
     def flush(self) -> None:
         """Sends what there is room for of one frame: that which has begun, else the most urgent."""
@@ -175,9 +195,6 @@ class Link:
             if payload is None:
                 length = len(head)
                 num_bytes = self.socket.send(head)
-            elif len(payload) <= JOIN_BYTES:
-                length = len(head) + len(payload)
-                num_bytes = self.socket.send(head + payload)
             else:
                 length = len(head) + len(payload)
                 num_bytes = self.socket.sendmsg((head, payload))
@@ -208,15 +225,22 @@ class Link:
             is_over = frame.begin(num_bytes)
         self._begun = None
         self.said_s = time.monotonic()
+        self._end_frame(frame)
+
+    def _end_frame(self, frame: _Frame) -> None:
         if frame.has_payload and self.ledger is not None:
             self.ledger.end(frame.queue)
 
     # -- in ---------------------------------------------------------------------------------------------------------
-    def receive(self, inbox: Inbox) -> bool:
-        """Reads what has come, within a turn; false at the end of the connection."""
+    def receive(self, inbox: Inbox, *, to_the_end: bool = False) -> bool:
+        """Reads what has come, within a turn; false at the end of the connection, which is looked for if `to_the_end`.
+
+        The next that comes is announced by an event of its own, unless `has_more` tells that something is here still.
+        """
         with self._receive_lock:
             if self.is_closed:
                 return True
+            self.heard_s = time.monotonic()
             pace = self.pace
             left = TURN_BYTES if pace is None else pace.piece_bytes
             while left > 0:
@@ -228,25 +252,32 @@ class Link:
                 try:
                     num_bytes = self.socket.recv_into(into)
                 except BlockingIOError:
-                    break
+                    self.has_more = False
+                    return True
                 if num_bytes == 0:
                     return False
+                left -= num_bytes
                 if pace is not None:
                     pace.receiving.spend(num_bytes)
-                is_drained = num_bytes < len(into)
-                if self._rest is None:
-                    self._last += num_bytes
-                    self._look(inbox)
-                elif num_bytes < len(self._rest):
-                    self._rest = self._rest[num_bytes:]
-                else:
-                    self._rest = None
-                    inbox.arrived(self, self._frame, self._payload)
-                if is_drained:
-                    break
-                left -= num_bytes
-            self.heard_s = time.monotonic()
+                if self._rest is not None:
+                    self._read_on(inbox, num_bytes)
+                    continue  # the sender goes on, most likely: more has come meanwhile
+                self._last += num_bytes
+                self._look(inbox)
+                if num_bytes < len(into) and self._rest is None and not to_the_end:
+                    self.has_more = False  # that was all
+                    return True
+            self.has_more = True
             return True
+
+    def _read_on(self, inbox: Inbox, num_bytes: int) -> None:
+        """So much more of a long payload has come."""
+        assert self._rest is not None
+        if num_bytes < len(self._rest):
+            self._rest = self._rest[num_bytes:]
+        else:
+            self._rest = None
+            inbox.arrived(self, self._frame, self._payload)
 
     def _look(self, inbox: Inbox) -> None:
         """Goes through what is on the stage, frame by frame."""
@@ -255,6 +286,10 @@ class Link:
             frame = HEADER.unpack_from(stage, first)
             first += HEADER_BYTES
             length = frame[3]
+            if frame[0] == PUT and length <= last - first:
+                inbox.put(self, frame, stage[first : first + length])
+                first += length
+                continue
             if length == 0:
                 inbox.arrived(self, frame, _NOTHING)
                 continue
@@ -272,7 +307,7 @@ class Link:
         self._last = left
 
     def close(self) -> None:
-        with self._send_lock, self._receive_lock:
+        with self._receive_lock, self._send_lock:  # in the order in which a read is received and answered
             if not self.is_closed and self.peer_file is not None:
                 os.close(self.peer_file)
                 self.windows.clear()

@@ -3,34 +3,34 @@
     pip install 'poseidon-dl[mpi]'         and start workers with mpiexec; --one-sided=mpi chooses it
 
 One window over all segments (dynamic: each is attached when it is made, and everybody is told its address). A put is
-MPI_Put and a flush, after which the bytes are at their target; then the notification goes as a message of 16 bytes.
+MPI_Put and a flush, after which the bytes are at their target; then the notification goes as a message of 24 bytes.
 
 MPI moves nothing towards a process that does not call it. So every worker has one thread that does all of MPI's work:
-it carries out what was asked for, looks for notifications, and with nothing to do looks ever more rarely, up to every
-IDLE_S. Other endpoints of the process have threads of their own (MPI_THREAD_MULTIPLE).
+it carries out what was asked for, the lowest queue first, looks for notifications after each job, and with nothing to
+do looks ever more rarely, up to every IDLE_S. Other endpoints of the process have threads of their own
+(MPI_THREAD_MULTIPLE).
 
-MPI does not tell who is lost; most implementations end the job. Who is lost is asked of the transport the workers have
-beside it (`loss`).
+MPI does not tell who is lost; most implementations end the job, others wait for the lost one for ever. So a second
+thread, which never calls MPI, asks the transport that the workers have beside it (`loss`).
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.errors import TransportError
+from poseidon.errors import PeerLost, TransportError
 from poseidon.transport.base import Transport, Work
 from poseidon.transport.completion import Completion
-from poseidon.transport.onesided.base import NUM_QUEUES, Note, Spot, check_put, check_range
+from poseidon.transport.onesided.base import NUM_QUEUES, Note, Spot, check_local, check_note, check_range, check_rank
 from poseidon.transport.onesided.board import Board
+from poseidon.transport.onesided.errands import Errands
 from poseidon.transport.onesided.segments import bytes_of
 
 NOTE_TAG, SEGMENT_TAG, BYE_TAG = 1, 2, 3
@@ -38,8 +38,8 @@ SOON_S, IDLE_S = 5e-5, 1e-3
 LOOK_S = 0.25
 SEGMENT_S = 60.0
 LIMIT_S = 1800.0
-
-Job = Callable[[], None]
+FAREWELL_S = 60.0
+READ_QUEUE = 1  # as between sockets: behind what is urgent, before the bulk
 
 
 def load_mpi() -> Any:
@@ -59,12 +59,12 @@ def load_mpi() -> Any:
 
 
 class MpiEndpoint:
-    """One worker's end; `transport` has the same workers, in the same order as MPI's world."""
+    """One worker's end; `transport` has the same workers, in the same order as MPI's world. `mpi`: the library."""
 
     kind = "mpi"
 
-    def __init__(self, transport: Transport) -> None:
-        self._mpi = load_mpi()
+    def __init__(self, transport: Transport, mpi: Any = None) -> None:
+        self._mpi = load_mpi() if mpi is None else mpi
         world = self._mpi.COMM_WORLD
         if (world.rank, world.size) != (transport.rank, transport.size):
             raise TransportError(
@@ -75,52 +75,59 @@ class MpiEndpoint:
         self.rank, self.size, self.peers = transport.rank, transport.size, transport.peers
         self.bytes_sent = 0
         self._board = Board()
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._errands = Errands()
         self._waiting = [0] * NUM_QUEUES
         self._own: dict[int, Tensor] = {}
         self._known: dict[tuple[int, int], tuple[int, int]] = {}  # (rank, segment): address, bytes
+        self._reads: set[Completion] = set()
+        self._reads_lock = threading.Lock()
         self._gone: set[int] = set()
         self._messages: list[tuple[Any, np.ndarray]] = []
         self._is_closing = False
+        self._is_over = threading.Event()  # nobody needs to be watched any more
         self._comm = world.Dup()
         self._window = self._mpi.Win.Create_dynamic(comm=self._comm)
         self._window.Lock_all()
         self._thread = threading.Thread(target=self._serve, name=f"mpi-{self.rank}", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch, name=f"mpi-watch-{self.rank}", daemon=True).start()
 
     @property
     def links(self) -> tuple[str, ...]:
         return tuple("self" if rank == self.rank else "mpi" for rank in range(self.size))
 
     def health(self) -> tuple[bool, ...]:
-        return tuple(rank not in self._gone for rank in range(self.size))
+        lost = self._board.error.ranks if isinstance(self._board.error, PeerLost) else ()
+        return tuple(rank not in self._gone and rank not in lost for rank in range(self.size))
 
     # -- worker -----------------------------------------------------------------------------------------------------
     def allocate(self, segment: int, num_bytes: int) -> Tensor:
+        self._board.check()
         if segment in self._own:
             raise TransportError(f"segment {segment} is there already; take another number")
         memory = self._own[segment] = torch.zeros(num_bytes, dtype=torch.uint8)
-        made = threading.Event()
+        made: list[int] = []
 
         def attach() -> None:
             self._window.Attach(memory.numpy())
             address = self._mpi.Get_address(memory.numpy())
             for rank in self._others():
                 self._message(rank, SEGMENT_TAG, segment, address, num_bytes)
-            made.set()
+            self._board.change(lambda: made.append(address))
 
-        self._jobs.put(attach)
-        if not made.wait(SEGMENT_S):
-            raise TransportError(f"MPI did not take segment {segment} of {num_bytes} bytes within {SEGMENT_S:g} s")
+        self._errands.add(0, attach)
+        what = f"that MPI takes segment {segment} of {num_bytes} bytes"
+        self._board.wait_for(lambda: True if made else None, SEGMENT_S, what)
         return memory
 
     def write_notify(self, local: Tensor, spot: Spot, note: Note | None, queue: int = 0) -> None:
-        check_put(local, queue, note)
+        check_local(local)
+        check_note(note, queue)
+        check_rank(spot.rank, self.size)
         self._board.check()
         data = bytes_of(local)
         if spot.rank == self.rank:
-            check_range(spot, len(data), len(self._own[spot.segment]))
-            self._own[spot.segment][spot.offset : spot.offset + len(data)] = data
+            self._own_memory(spot, len(data)).copy_(data)
             if note is not None:
                 self._board.post(*note)
             return
@@ -136,23 +143,26 @@ class MpiEndpoint:
                 self._message(spot.rank, NOTE_TAG, note.id, note.value)
             self._change_waiting(queue, -1)
 
-        self._jobs.put(put)
+        self._errands.add(queue, put)
 
     def notify(self, rank: int, note: Note, queue: int = 0) -> None:
+        check_note(note, queue)
+        check_rank(rank, self.size)
         self._board.check()
         if rank == self.rank:
             self._board.post(*note)
         else:
-            self._jobs.put(lambda: self._message(rank, NOTE_TAG, note.id, note.value))
+            self._errands.add(queue, partial(self._message, rank, NOTE_TAG, note.id, note.value))
 
     def read(self, local: Tensor, spot: Spot) -> Work:
-        check_put(local, 0, None)
+        check_local(local)
+        check_rank(spot.rank, self.size)
         self._board.check()
         data = bytes_of(local)
-        work = Completion(f"reading {len(data)} bytes from {self.peers[spot.rank]}", (spot.rank,), LIMIT_S)
+        what = f"reading {len(data)} bytes from segment {spot.segment} of {self.peers[spot.rank]}"
+        work = Completion(what, (spot.rank,), LIMIT_S)
         if spot.rank == self.rank:
-            check_range(spot, len(data), len(self._own[spot.segment]))
-            data.copy_(self._own[spot.segment][spot.offset : spot.offset + len(data)])
+            data.copy_(self._own_memory(spot, len(data)))
             work.succeed()
             return work
         address = self._address(spot, len(data))
@@ -160,9 +170,15 @@ class MpiEndpoint:
         def get() -> None:
             self._window.Get([data.numpy(), self._mpi.BYTE], spot.rank, (address, len(data), self._mpi.BYTE))
             self._window.Flush(spot.rank)
+            with self._reads_lock:
+                self._reads.discard(work)
             work.succeed()
 
-        self._jobs.put(get)
+        with self._reads_lock:
+            self._reads.add(work)
+        self._errands.add(READ_QUEUE, get)
+        if self._board.error is not None:  # since it was looked at last
+            self._fail_reads(self._board.error)
         return work
 
     def waitsome(self, ids: Collection[int], timeout_s: float) -> int:
@@ -182,18 +198,31 @@ class MpiEndpoint:
 
     def abort(self, reason: str) -> None:
         self._transport.abort(reason)
+        self._fail(PeerLost(f"{self.peers[self.rank]} gave up: {reason}", (self.rank,)))
 
     def close(self) -> None:
-        """MPI frees windows when all have come to that: a worker leaves when the others have, or are lost."""
+        """MPI frees windows when all have come to that: a worker leaves when the others have, or are lost.
+
+        That is waited for FAREWELL_S; then MPI's thread goes on serving the others by itself, as long as the process
+        lives.
+        """
         if self._is_closing:
             return
         for rank in self._others():
-            self._jobs.put(partial(self._message, rank, BYE_TAG))
+            self._errands.add(NUM_QUEUES, partial(self._message, rank, BYE_TAG))
         self._is_closing = True
-        self._thread.join()
+        self._thread.join(FAREWELL_S if self._board.error is None else LOOK_S)
+        self._is_over.set()
+        self._fail(TransportError(f"the one-sided endpoint of rank {self.rank} is closed"))
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.size) if rank != self.rank]
+
+    def _own_memory(self, spot: Spot, num_bytes: int) -> Tensor:
+        if spot.segment not in self._own:
+            raise TransportError(f"rank {self.rank} has no segment {spot.segment}")
+        check_range(spot, num_bytes, len(self._own[spot.segment]))
+        return self._own[spot.segment][spot.offset : spot.offset + num_bytes]
 
     def _address(self, spot: Spot, num_bytes: int) -> int:
         key = (spot.rank, spot.segment)
@@ -208,35 +237,45 @@ class MpiEndpoint:
 
         self._board.change(act)
 
+    # -- ends -------------------------------------------------------------------------------------------------------
+    def _watch(self) -> None:
+        """MPI's own thread may be waiting inside MPI for the one that is lost."""
+        while not self._is_over.wait(LOOK_S):
+            loss = self._transport.loss("waiting for notifications")
+            if loss is not None:
+                self._fail(loss)
+                return
+
+    def _fail(self, error: TransportError) -> None:
+        self._board.fail(error)  # first: a read that begins now sees that, or is failed here
+        self._fail_reads(error)
+
+    def _fail_reads(self, error: TransportError) -> None:
+        with self._reads_lock:
+            reads, self._reads = self._reads, set()
+        for work in reads:
+            work.fail(type(error)(f"{error}; while {work.what}", error.ranks))
+
     # -- MPI's thread -----------------------------------------------------------------------------------------------
     def _serve(self) -> None:
-        idle_s, looked_s = SOON_S, time.monotonic()
+        idle_s = SOON_S
         try:
-            while True:
-                is_busy = self._work(idle_s) or self._listen()
-                idle_s = SOON_S if is_busy else min(2 * idle_s, IDLE_S)
-                if time.monotonic() - looked_s > LOOK_S:
-                    looked_s = time.monotonic()
-                    loss = self._transport.loss("waiting for notifications")
-                    if loss is not None:
-                        self._board.fail(loss)
-                        return  # MPI cannot end in peace without everybody
-                if self._is_closing and not is_busy and len(self._gone) == self.size - 1:
-                    break
-            for request, _ in self._messages:
-                request.Wait()
-            self._window.Unlock_all()
-            self._window.Free()
-        except self._mpi.Exception as error:
-            self._board.fail(TransportError(f"MPI failed: {error}"))
+            while not self._may_end():
+                has_worked = self._errands.carry_out_next(idle_s)
+                has_heard = self._listen()
+                idle_s = SOON_S if has_worked or has_heard else min(2 * idle_s, IDLE_S)
+            if not isinstance(self._board.error, PeerLost):  # MPI cannot end in peace without everybody
+                for request, _ in self._messages:
+                    request.Wait()
+                self._window.Unlock_all()
+                self._window.Free()
+        except Exception as error:  # MPI's, or a mistake of ours: whoever waits has to hear of it
+            self._fail(TransportError(f"MPI failed: {type(error).__name__}: {error}"))
 
-    def _work(self, wait_s: float) -> bool:
-        try:
-            job = self._jobs.get(timeout=wait_s)
-        except Empty:
-            return False
-        job()
-        return True
+    def _may_end(self) -> bool:
+        if isinstance(self._board.error, PeerLost):
+            return True
+        return self._is_closing and len(self._gone) == self.size - 1 and self._errands.is_empty
 
     def _listen(self) -> bool:
         status = self._mpi.Status()

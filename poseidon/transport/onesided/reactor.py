@@ -1,8 +1,11 @@
 """Reactor: one thread that serves all links, so that puts move while the worker computes; and watches the peers.
 
 A thread that waits for something serves the links itself, instead of sleeping until another one has (`poll`, see
-board.py); the reactor's own thread stands by meanwhile. It takes over TICK_S after the other has gone back to its work:
-to wake it each time would cost more than the work. Each event goes to one thread (EPOLLONESHOT). Nobody spins.
+board.py); the reactor's own thread stands by meanwhile. It takes over when nobody has waited for TICK_S: to wake it
+each time would cost more than the work. Nobody spins.
+
+Events are edges: what has come is announced once, and nothing has to be asked for again after a small message. Where
+something was left undone, a link is *armed*: the kernel looks at it again, and announces what it finds.
 
     connection ends without BYE     that worker died               noticed at once
     silence for `limit_s`           it hangs, or is cut off        noticed after limit_s (+ interval_s)
@@ -23,15 +26,18 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from poseidon.transport.health import HealthOptions
-from poseidon.transport.onesided.frames import BEAT, header
 from poseidon.transport.onesided.link import Inbox, Link
 from poseidon.transport.onesided.turns import Turns
 from poseidon.transport.pacing import Alarm, Pace
 
 TICK_S = 0.001
-_IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
-_READABLE = ~select.EPOLLOUT
+WAKE_S = 1.0  # for a thread that waits to come out of the kernel
+MOST_EVENTS = 64
+_IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 _IN_OUT = _IN | select.EPOLLOUT
+_OUT = select.EPOLLOUT
+_READABLE = ~_OUT
+_ENDS = ~(_OUT | select.EPOLLIN)
 
 Lose = Callable[[int, str], None]
 
@@ -76,7 +82,7 @@ class Reactor:
                 link.pace = pace
 
     def arm(self, link: Link) -> None:
-        """A link has something to send, when it is its turn and there is room."""
+        """A link has something to send, when it is its turn and there is room. What can go at once does."""
         self._watch_room(self._turns.want(link))
 
     def _watch_room(self, links: list[Link]) -> None:
@@ -115,7 +121,7 @@ class Reactor:
         self._has_poller = True
         self._num_polls += 1
         try:
-            events = self._epoll.poll(timeout_s)
+            events = self._epoll.poll(timeout_s, MOST_EVENTS)
         except (ValueError, OSError):  # closed meanwhile: whoever waits is told by the board
             events = []
         self.sleeps = False
@@ -125,7 +131,7 @@ class Reactor:
 
     def end_poll(self) -> None:
         """The thread that waited goes back to its work."""
-        self._has_poller = False
+        self._has_poller = self.sleeps = False
         if self._rests:
             self._back_to_work.set()
 
@@ -138,35 +144,56 @@ class Reactor:
             self._alarm.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+        deadline_s = time.monotonic() + WAKE_S
+        while self.sleeps and time.monotonic() < deadline_s:  # in a call that does not end when its file is closed
+            os.eventfd_write(self._bell, 1)
+            time.sleep(TICK_S)
         with self._closing_lock:
             self._epoll.close()
             os.close(self._bell)
 
     def _serve_link(self, link: Link, mask: int) -> None:
         try:
-            if mask & _READABLE and not link.receive(self._inbox):
-                self._lose_link(link, "is lost: the process ended, its connection closed")
+            if mask & _READABLE and not link.receive(self._inbox, to_the_end=bool(mask & _ENDS)):
+                self._end_link(link, "is lost: the process ended, its connection closed")
                 return
-            if mask & select.EPOLLOUT:
+            if mask & _OUT:
                 self._watch_room(self._turns.room(link))
         except OSError as error:
-            self._lose_link(link, f"is lost: its connection broke ({error.strerror or error})")
+            self._end_link(link, f"is lost: its connection broke ({error.strerror or error})")
             return
         except Exception as error:  # a frame that must not come: the connection is good for nothing any more
-            self._lose_link(link, f"is lost: {error}")
+            self._end_link(link, f"is lost: {error}")
             return
-        self._rearm(link)
+        if link.has_left:
+            self._end_sending(link)
+        elif mask & _OUT or link.has_more or link.pace is not None:
+            self._rearm(link)
+
+    def _end_link(self, link: Link, reason: str) -> None:
+        """A connection is over. That is a loss, unless the peer has said goodbye."""
+        with self._arming, contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            self._epoll.unregister(link.fd)
+        self._lose_link(link, reason)
+        self._end_sending(link)
 
     def _lose_link(self, link: Link, reason: str) -> None:
         if not link.has_left and not self._is_closing:
             self._lose(link.rank, reason)
 
+    def _end_sending(self, link: Link) -> None:
+        """Others' turns come, instead of those of a link whose peer reads no more."""
+        link.drop()
+        self._watch_room(self._turns.drop(link))
+
     def _serve(self) -> None:
         interval_s = self._options.interval_s
         looked_s = time.monotonic()
+        num_polls = 0
         while not self._is_closing:
-            if self._has_poller:
-                self._stand_by(interval_s / 2)
+            if self._has_poller or num_polls != self._num_polls:
+                num_polls = self._num_polls
+                self._stand_by(num_polls, interval_s / 2)
             else:
                 self._serve_once(interval_s / 2)
             now_s = time.monotonic()
@@ -181,9 +208,8 @@ class Reactor:
             elif self.sleeps:
                 self.ring()  # that was for the one that waits
 
-    def _stand_by(self, longest_s: float) -> None:
+    def _stand_by(self, num_polls: int, longest_s: float) -> None:
         """Another thread serves the links; one that stays in a single wait says when it leaves."""
-        num_polls = self._num_polls
         time.sleep(TICK_S)
         if self._has_poller and num_polls == self._num_polls and not self._is_closing:
             self._back_to_work.clear()
@@ -198,17 +224,20 @@ class Reactor:
                 continue
             if was_asleep:
                 link.heard_s = now_s
-            if now_s - link.said_s >= self._options.interval_s and not link.has_waiting:
-                self.say(link, header(BEAT))
+            if now_s - link.said_s >= self._options.interval_s:
+                self._beat(link)
             silent_s = now_s - link.heard_s
             if silent_s > self._options.limit_s:
                 silence = f"no sign of life for {silent_s:.1f} s"
                 self._lose_link(link, f"is lost: {silence}, so it hangs, or its host or network is down")
 
+    def _beat(self, link: Link) -> None:
+        with contextlib.suppress(OSError):  # a connection that is broken shows when it is read
+            if not link.beat():
+                self.arm(link)
+
     def say(self, link: Link, head: bytes, payload: memoryview | None = None, queue: int = 0) -> None:
-        """Sends a frame of our own; a connection that is broken shows when it is read."""
-        try:
+        """Sends a frame of our own."""
+        with contextlib.suppress(OSError):
             if not link.give(head, payload, queue):
                 self.arm(link)
-        except OSError:
-            link.said_s = time.monotonic()

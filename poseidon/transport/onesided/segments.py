@@ -12,6 +12,7 @@ import mmap
 import os
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,9 +21,10 @@ from poseidon.errors import TransportError
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """`start` is where it begins in its worker's file; `view` are the same bytes as `memory`."""
+    """`start` is where it begins in its worker's file; `array` and `view` are the same bytes as `memory`."""
 
     memory: Tensor
+    array: np.ndarray
     view: memoryview
     start: int
     num_bytes: int
@@ -62,7 +64,8 @@ class Segments:
 def mapped(fd: int, start: int, num_bytes: int) -> Segment:
     """A segment of somebody's file."""
     pages = mmap.mmap(fd, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
-    return Segment(torch.frombuffer(pages, dtype=torch.uint8), memoryview(pages), start, num_bytes)
+    memory = torch.frombuffer(pages, dtype=torch.uint8)
+    return Segment(memory, memory.numpy(), memoryview(pages), start, num_bytes)
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

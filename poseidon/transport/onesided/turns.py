@@ -1,11 +1,15 @@
 """Turns: which links send long frames now. Few at a time, so that not everybody sends to everybody at once.
 
 With P−1 connections all pushing, every receiver's link is aimed at by P−1 senders, its queue overflows, and TCP waits
-for what was dropped. So a worker fills at most MOST_ACTIVE links at a time, the most urgent frame first; a link's turn
-is one frame, and ends when the kernel has handed nearly all of it to the wire (it has room again). Senders begin with
-different receivers, and mostly stay that way.
+for what was dropped. So a worker fills at most MOST_ACTIVE links at a time; a link's turn is one frame, and ends when
+the kernel has handed nearly all of it to the wire (it has room again). Senders begin with different receivers, and
+mostly stay that way.
 
-Small frames that go at once take no turn.
+The most urgent frame goes first; among links with equally urgent ones, that whose last turn is longest ago: nobody
+waits for all that was given to another before.
+
+Small frames that go at once take no turn. One of which the kernel has taken a part is finished without one: until then
+nothing else can be sent there, not even a sign of life.
 """
 
 from __future__ import annotations
@@ -22,36 +26,69 @@ class Turns:
         self._lock = threading.Lock()
         self._wanting: set[Link] = set()
         self._active: set[Link] = set()
+        self._fresh: set[Link] = set()  # of those, the ones that have not sent anything yet
+        self._num_turns = 0
+        self._last_turns: dict[Link, int] = {}
 
     def is_active(self, link: Link) -> bool:
         return link in self._active
 
     def want(self, link: Link) -> list[Link]:
-        """A link has a frame that waits. Returns the links whose turn it is now, to be written when there is room."""
+        """A link has a frame that waits. If it is its turn, it sends what there is room for.
+
+        Returns the links whose turn it is now, to be written when there is room.
+        """
         with self._lock:
-            if link not in self._active:
-                self._wanting.add(link)
-            return self._next()
+            if link in self._active:
+                return []
+            if link.has_begun:
+                self._wanting.discard(link)
+                self._active.add(link)
+                return [link]
+            self._wanting.add(link)
+            begun = self._next()
+            is_own = link in begun
+            self._fresh.discard(link)
+        if is_own:
+            link.flush()
+        return begun
 
     def room(self, link: Link) -> list[Link]:
         """An active link has room. Its next turn, or the rest of this one, is sent; or others' turns begin."""
         with self._lock:
             if link not in self._active:
                 return []
-            if not link.has_begun:
+            if link not in self._fresh and not link.has_begun:
                 self._active.discard(link)
                 if link.has_waiting:
                     self._wanting.add(link)
             begun = self._next()
-        if link in self._active:
+            is_own = link in self._active
+            self._fresh.discard(link)
+        if is_own:
             link.flush()
         return [other for other in begun if other is not link]
+
+    def drop(self, link: Link) -> list[Link]:
+        """A link sends nothing any more. Returns the links whose turn it is instead."""
+        with self._lock:
+            self._wanting.discard(link)
+            self._active.discard(link)
+            self._fresh.discard(link)
+            return self._next()
 
     def _next(self) -> list[Link]:
         begun = []
         while self._wanting and len(self._active) < MOST_ACTIVE:
-            link = min(self._wanting, key=Link.urgency)
+            link = min(self._wanting, key=self._urgency)
+            self._num_turns += 1
+            self._last_turns[link] = self._num_turns
             self._wanting.discard(link)
             self._active.add(link)
+            self._fresh.add(link)
             begun.append(link)
         return begun
+
+    def _urgency(self, link: Link) -> tuple[int, int, int]:
+        queue, number = link.urgency()
+        return queue, self._last_turns.get(link, 0), number

@@ -149,9 +149,30 @@ def test_what_cannot_be_put(kind):
         for note in (Note(0, 0), Note(0, 2**32), Note(-1, 1), Note(2**32, 1)):
             with pytest.raises(TransportError, match="a notification has an id of 0"):
                 end.write_notify(torch.zeros(4), spot, note)
+            with pytest.raises(TransportError, match="a notification has an id of 0"):
+                end.notify(1 - end.rank, note)
+        with pytest.raises(TransportError, match="queues are numbered 0 … 7, got -1"):
+            end.notify(1 - end.rank, Note(0, 1), queue=-1)
         end.allocate(0, 8)
         with pytest.raises(TransportError, match="segment 0 is there already"):
             end.allocate(0, 8)
+        transport.barrier(10)
+
+    on_each(kind, 2, act)
+
+
+@every_kind
+def test_a_rank_that_is_not_there_is_named(kind):
+    def act(end, transport):
+        end.allocate(0, 8)
+        transport.barrier(10)
+        for rank in (-1, 2, 9):
+            with pytest.raises(TransportError, match=rf"rank must be within 0 … 1, got {rank}"):
+                end.read(torch.zeros(4), Spot(rank, 0))
+            with pytest.raises(TransportError, match=rf"rank must be within 0 … 1, got {rank}"):
+                end.write_notify(torch.zeros(1), Spot(rank, 0), None)
+            with pytest.raises(TransportError, match=rf"rank must be within 0 … 1, got {rank}"):
+                end.notify(rank, Note(0, 1))
         transport.barrier(10)
 
     on_each(kind, 2, act)
