@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from poseidon.cli.command import Command, Flags, Operand
@@ -23,24 +24,35 @@ def declare(flags: Flags) -> None:
 def run(found: argparse.Namespace) -> int:
     from poseidon.record import read
     from poseidon.report import ReportOptions, report
-    from poseidon.report.timeline import Shown, iterations_shown
+    from poseidon.report.timeline import Shown
     from poseidon.spec.files import write_atomically
 
+    asked = _range(found.iterations)
     with busy(f"reading {found.run}"):
-        recorded = read(found.run)
-    shown = Shown(*_range(found.iterations))
-    if found.iterations and not iterations_shown(recorded, shown):
-        known = sorted({iteration for trace in recorded.traces for iteration in trace.iterations})
-        there = f"{known[0]} to {known[-1]}" if known else "none"
-        raise UsageError(
-            f"--iterations={found.iterations}: {found.run} has no events of these on all ranks, only of {there}"
-        )
-    baseline = read(found.baseline) if found.baseline else None
+        recorded = read(found.run, _wanted(found.run, found.iterations, asked))
+    shown = Shown(*asked)
+    baseline = read(found.baseline, range(0)) if found.baseline else None
     path = found.o or os.path.join(found.run, "report.html")
     with busy(f"writing {path}"):
         write_atomically(report(recorded, ReportOptions(shown, baseline)).encode(), path)
     print(f"{path}: open it in a browser ({Path(path).resolve().as_uri()})")
     return 0
+
+
+def _wanted(folder: str, text: str, asked: tuple[int, int | None] | tuple[()]) -> range:
+    """The iterations whose events are read: those asked for, or the last ones, as many as say something about a run."""
+    from poseidon.record.reading import traced
+    from poseidon.report.overlap import MOST_EVENTS, MOST_ITERATIONS
+
+    found = traced(folder)
+    if not asked:
+        return found.latest(MOST_ITERATIONS, MOST_EVENTS)
+    first, stop = asked
+    wanted = range(first, sys.maxsize if stop is None else stop)
+    if not any(iteration in wanted for iteration in found.iterations):
+        there = f"{found.iterations[0]} to {found.iterations[-1]}" if found.iterations else "none"
+        raise UsageError(f"--iterations={text}: {folder} has no events of these on all ranks, only of {there}")
+    return wanted
 
 
 def _range(text: str) -> tuple[int, int | None] | tuple[()]:

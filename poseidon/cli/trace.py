@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 
 from poseidon.cli.command import Command, Flags, Operand
 from poseidon.cli.terminal import busy
 from poseidon.errors import UsageError
-from poseidon.record import Trace, read
+from poseidon.record import read
 from poseidon.record.timeline import write_timeline
 
 
@@ -23,7 +22,7 @@ def run(found: argparse.Namespace) -> int:
     first, last = _range(found.iterations)
     path = found.o or f"{found.run}/timeline.json"
     with busy(f"reading {found.run}"):
-        traces = [_between(trace, first, last) for trace in read(found.run).traces]
+        traces = read(found.run, range(first, sys.maxsize if last is None else last)).traces
     with busy(f"writing {path}"):
         num_events = write_timeline(path, traces)
     worst_s = max((trace.uncertainty_s for trace in traces), default=0.0)
@@ -40,11 +39,6 @@ def _range(text: str) -> tuple[int, int | None]:
     if not colon or not all(part.isdecimal() or not part for part in (first, last)):
         raise UsageError(f"--iterations is a range like 100:110, got {text!r}")
     return int(first or 0), int(last) if last else None
-
-
-def _between(trace: Trace, first: int, last: int | None) -> Trace:
-    chosen = (event for event in trace.events if event.iteration >= first and (last is None or event.iteration < last))
-    return replace(trace, events=tuple(chosen))
 
 
 COMMAND = Command(declare, run)

@@ -2,6 +2,7 @@
 
     run = read("runs/lenet")
     run.facts.outcome, run.training[-1].loss, run.traces[0].events
+    read("runs/lenet", iterations=range(100, 110))      of the traces only the events of these
 
 Nothing in a folder is trusted: what is missing or of another type is a RecordError that names file and line. Two things
 are normal and are no errors: a run that still goes on, whose last lines may not be whole yet; and one that was started
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,17 +26,19 @@ from poseidon.record.run import FORMAT, KINDS_OF_RUN, Facts, Run
 from poseidon.record.writing import DIGITS, FACTS_FILE, METRICS_FILE
 
 T = TypeVar("T")
+_ITERATION = re.compile(r'"i":(\d+)[,}]')
 
 
-def read(folder: str | Path) -> Run:
-    """All that a run has left in its folder."""
+def read(folder: str | Path, iterations: range | None = None) -> Run:
+    """All that a run has left in its folder; of its events those of these iterations (None: all), line by line, so that
+    no more than that is ever in memory."""
     folder = Path(folder)
     if not (folder / FACTS_FILE).is_file():
         raise RecordError(
             f"{folder}: expected the folder of a run, with a {FACTS_FILE} in it, found none; `poseidon train --record "
             f"{folder} …` makes one"
         )
-    return Run(read_facts(folder), tuple(_metrics(folder / METRICS_FILE)), tuple(_traces(folder)))
+    return Run(read_facts(folder), tuple(_metrics(folder / METRICS_FILE)), tuple(_traces(folder, iterations)))
 
 
 # -- run.json ---------------------------------------------------------------------------------------------------------
@@ -133,8 +137,49 @@ class _Comparison:
     offset_s: float
 
 
-def _traces(folder: Path) -> list[Trace]:
-    traces = [trace for path in folder.glob("trace-*.jsonl") if (trace := _trace(path)) is not None]
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What the traces of a folder hold: iterations that every rank has recorded to the end, and events in all."""
+
+    iterations: tuple[int, ...]
+    num_events: int
+
+    def latest(self, most: int, most_events: int) -> range:
+        """The last iterations: so many, or fewer if they have too many events, but one at least."""
+        if not self.iterations:
+            return range(0)
+        each = max(self.num_events / len(self.iterations), 1.0)
+        count = max(1, min(most, int(most_events / each)))
+        return range(self.iterations[-count:][0], self.iterations[-1] + 1)
+
+
+def traced(folder: str | Path) -> Traced:
+    """A quick look, at which nothing is checked and no event is kept."""
+    found: list[set[int]] = []
+    num_events = 0
+    for path in Path(folder).glob("trace-*.jsonl"):
+        own: set[int] = set()
+        try:
+            with path.open(encoding="utf-8", errors="replace") as file:
+                for line in file:
+                    num_events += 1
+                    if '"k":"iteration"' in line and (iteration := _iteration_in(line)) is not None:
+                        own.add(iteration)
+        except OSError as problem:
+            raise RecordError(f"{path}: cannot be read: {problem.strerror}") from None
+        found.append(own)
+    return Traced(tuple(sorted(set.intersection(*found))) if found else (), num_events)
+
+
+def _iteration_in(line: str) -> int | None:
+    """The iteration of an event's line without reading the rest; None where it does not stand as we write it. (No name
+    can look like it: inside of one a quote has a backslash before it.)"""
+    match = _ITERATION.search(line)
+    return None if match is None else int(match[1])
+
+
+def _traces(folder: Path, iterations: range | None) -> list[Trace]:
+    traces = [trace for path in folder.glob("trace-*.jsonl") if (trace := _trace(path, iterations)) is not None]
     ranks = [trace.rank for trace in traces]
     if len(set(ranks)) < len(ranks):
         twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
@@ -144,9 +189,13 @@ def _traces(folder: Path) -> list[Trace]:
     return sorted(traces, key=lambda trace: trace.rank)
 
 
-def _trace(path: Path) -> Trace | None:
+def _trace(path: Path, iterations: range | None) -> Trace | None:
     """None if nothing whole stands in it yet."""
-    lines = _lines(path)
+
+    def is_wanted(line: str) -> bool:
+        return iterations is None or (found := _iteration_in(line)) is None or found in iterations
+
+    lines = _lines(path, is_wanted)
     first = next(lines, None)
     if first is None:
         return None
@@ -159,7 +208,9 @@ def _trace(path: Path) -> Trace | None:
             comparisons.append(_Comparison(fields.number("t"), fields.number("offset")))
             uncertainty_s = max(uncertainty_s, fields.number("uncertainty"))
         else:
-            events.append(_event(fields))
+            event = _event(fields)
+            if iterations is None or event.iteration in iterations:
+                events.append(event)
     aligned = [_aligned(event, comparisons) for event in events]
     return Trace(
         rank=head.count("rank"),
@@ -273,20 +324,21 @@ class _Fields:
         return RecordError(f"{self.where}: {name}: expected {expected}, got {got}; the folder is damaged")
 
 
-def _lines(path: Path) -> Iterator[tuple[str, Any]]:
-    """Where each line stands, and what it says. The last one may not be whole: somebody is writing it."""
+def _lines(path: Path, is_wanted: Callable[[str], bool] = lambda line: True) -> Iterator[tuple[str, Any]]:
+    """Where each wanted line stands, and what it says. The last one may not be whole: somebody is writing it."""
     if not path.is_file():
         return
-    lines = _text(path).split("\n")
-    is_whole = lines[-1] == ""
-    for number, line in enumerate(lines[:-1] if is_whole else lines, start=1):
-        if line.strip():
-            is_last = number == len(lines) and not is_whole
-            try:
-                yield f"{path}:{number}", _parsed(path, line, number)
-            except RecordError:
-                if not is_last:
-                    raise
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip() and is_wanted(line):
+                    try:
+                        yield f"{path}:{number}", _parsed(path, line, number)
+                    except RecordError:
+                        if line.endswith("\n"):
+                            raise
+    except OSError as problem:
+        raise RecordError(f"{path}: cannot be read: {problem.strerror}") from None
 
 
 def _text(path: Path) -> str:

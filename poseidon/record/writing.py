@@ -22,6 +22,7 @@ from poseidon.record.run import FORMAT, Facts
 FACTS_FILE = "run.json"
 METRICS_FILE = "metrics.jsonl"
 DIGITS = 7  # of an event's seconds
+_BLOCK_BYTES = 1 << 16
 
 
 def trace_file(rank: int) -> str:
@@ -68,6 +69,8 @@ class _LinesFile:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if not anew:
+                _drop_half_a_line(path)
             self._file: TextIO = path.open("w" if anew else "a", encoding="utf-8")
         except OSError as problem:
             raise unwritable(path, problem) from None
@@ -85,6 +88,23 @@ class _LinesFile:
             self._file.close()
         except OSError as problem:
             raise unwritable(self._path, problem) from None
+
+
+def _drop_half_a_line(path: Path) -> None:
+    """A run that was cut off, or met a full disk, may have left one: what is appended must begin a line of its own."""
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            start = max(end - _BLOCK_BYTES, 0)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        file.truncate(end)
 
 
 class MetricsWriter:

@@ -110,12 +110,16 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     folder = RunFolder(tmp_path / "r", continues=False)
     folder.begin(Facts("run", ("poseidon",), 5.0))
     folder.write(Metric("train", 0, 1.0))
-    (tmp_path / "r" / "trace-3.jsonl").write_text("")
+    head = '{"rank": 3, "host": "b", "offset": 0.0, "uncertainty": 0.0, "origin": 0.0}\n'
+    (tmp_path / "r" / "trace-3.jsonl").write_text(head)
     with pytest.raises(RecordError, match="holds the record of another run; name another folder"):
         RunFolder(tmp_path / "r", continues=False)
     later = RunFolder(tmp_path / "r", continues=True)
     assert later.started == 5.0
-    assert not (tmp_path / "r" / "trace-3.jsonl").exists()
+    assert later.line.endswith(f"; traces of the part before: {tmp_path / 'r' / 'part-1'}")
+    assert read(tmp_path / "r").traces == ()
+    (kept,) = read(tmp_path / "r" / "part-1").traces
+    assert kept.rank == 3
     later.write(Metric("train", 10, 2.0))
     later.end(Facts("run", ("poseidon",), 5.0, 9.0, "trained to iteration 20"))
     run = read(tmp_path / "r")

@@ -10,6 +10,7 @@ import pytest
 
 from poseidon.errors import RecordError
 from poseidon.record import Event, Facts, Metric, MetricsWriter, Trace, TraceWriter, WorkerFigures, read, write_facts
+from poseidon.record.reading import traced
 from poseidon.record.timeline import chrome_events
 from tests.record import chrome_format
 
@@ -86,6 +87,37 @@ def test_a_line_that_is_being_written_is_left_out(tmp_path):
     run = read(tmp_path)
     assert [metric.phase for metric in run.metrics] == ["train"]
     assert [[event.kind for event in trace.events] for trace in run.traces] == [["backward", "ready"]]
+
+
+@pytest.mark.parametrize("torn", [TEST_LINE[:30], "x" * 200_000, ""])
+@pytest.mark.parametrize("before", [TRAIN_LINE, ""])
+def test_a_run_goes_on_behind_the_last_whole_line(tmp_path, before, torn):
+    """The part before was cut off in the midst of a line."""
+    folder_of(tmp_path, before + torn)
+    with MetricsWriter(tmp_path, anew=False) as writer:
+        writer.write(TRAIN_METRIC)
+    assert (tmp_path / "metrics.jsonl").read_text() == before + TRAIN_LINE
+    assert read(tmp_path).metrics == (TRAIN_METRIC,)
+
+
+def test_some_iterations_are_read_without_the_others(tmp_path):
+    """What is not wanted is not even looked at: damage there does no harm."""
+    head = TRACE_TEXT.splitlines()[0].replace("5.0", "0.0")
+    lines = [f'{{"k":"iteration","n":"","i":{i},"t":{i}.0000000,"d":0.5000000}}' for i in range(10)]
+    odd = '{"k":"forward","n":"\\"i\\":3,","i":4,"t":4.1000000,"d":0.1000000}'
+    text = "\n".join([head, *lines[:4], odd, *lines[4:9], '{"k":"move","i":9,broken', lines[9]]) + "\n"
+    folder_of(tmp_path, traces=[text])
+    (trace,) = read(tmp_path, range(3, 6)).traces
+    assert [(event.kind, event.iteration) for event in trace.events] == [
+        *(("iteration", 3), ("iteration", 4), ("forward", 4), ("iteration", 5))
+    ]
+    with pytest.raises(RecordError, match="expected JSON"):
+        read(tmp_path)
+    found = traced(tmp_path)
+    assert (found.iterations, found.num_events) == (tuple(range(10)), 13)
+    assert found.latest(4, 1000) == range(6, 10)
+    assert found.latest(100, 5) == range(7, 10)  # of 1.3 lines each
+    assert found.latest(100, 0) == range(9, 10)
 
 
 def test_what_a_restart_does_again_counts_once(tmp_path):
