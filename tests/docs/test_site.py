@@ -35,6 +35,13 @@ def test_pages_are_there_and_load_nothing_from_elsewhere(site):
         assert [url for url in loaded if re.match(r"(https?:)?//", url)] == [], page.name
 
 
+def test_a_page_is_in_the_menu_once():
+    """`mkdocs build` does not mind a page that is there twice."""
+    listed = re.findall(r"[\w-]+\.md", (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2])
+    assert len(listed) > 20
+    assert sorted(listed) == sorted(set(listed))
+
+
 def test_the_api_is_what_the_docstrings_say(site):
     text = (site / "api.html").read_text()
     for name in ("Net", "Solver", "Parallel", "overlap", "make_plan", "CommPlan", "read", "PeerLost"):
