@@ -4,7 +4,8 @@
 
 Needs root (network namespaces: `bench/netlab.py`), Chromium and Playwright (the extra `dev`), and the digits
 (`poseidon data digits data`, as quickstart.sh makes them). The net has a large fully-connected layer and a few
-convolutions, so that there is something to hide and something to hide it behind.
+convolutions, so that there is something to hide and something to hide it behind. Four hosts cannot compute at once on
+two cores: each convolution is small, and followed by a pause that stands for the rest of a large one (`paced.py`).
 """
 
 from __future__ import annotations
@@ -21,31 +22,42 @@ from playwright.sync_api import Browser, sync_playwright
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "docs" / "pictures"
 NUM_HOSTS, RATE = 4, "1gbit"
-NET = """
-name: "four hosts, 1 Gbit/s"
-layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TRAIN }
-  transform_param { scale: 0.00390625 crop_size: 24 }
-  data_param { source: "data/digits_train_lmdb" batch_size: 32 backend: LMDB } }
-layer { name: "data" type: "Data" top: "data" top: "label" include { phase: TEST }
-  transform_param { scale: 0.00390625 crop_size: 24 }
-  data_param { source: "data/digits_test_lmdb" batch_size: 100 backend: LMDB } }
-layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
-  convolution_param { num_output: 32 kernel_size: 5 weight_filler { type: "xavier" } } }
-layer { name: "relu1" type: "ReLU" bottom: "conv1" top: "conv1" }
-layer { name: "conv2" type: "Convolution" bottom: "conv1" top: "conv2"
-  convolution_param { num_output: 48 kernel_size: 5 stride: 2 weight_filler { type: "xavier" } } }
-layer { name: "relu2" type: "ReLU" bottom: "conv2" top: "conv2" }
-layer { name: "conv3" type: "Convolution" bottom: "conv2" top: "conv3"
-  convolution_param { num_output: 64 kernel_size: 3 weight_filler { type: "xavier" } } }
-layer { name: "relu3" type: "ReLU" bottom: "conv3" top: "conv3" }
-layer { name: "fc4" type: "InnerProduct" bottom: "conv3" top: "fc4"
-  inner_product_param { num_output: 768 weight_filler { type: "xavier" } } }
+PACED = """
+layer {{ name: "{name}/rest" type: "Paced" bottom: "{name}" top: "{name}/rest"
+  python_param {{ param_str: "{forward_s} {backward_s}" }} }}
+layer {{ name: "{name}/relu" type: "ReLU" bottom: "{name}/rest" top: "{name}/relu" }}
+"""
+CONVOLUTION = """
+layer {{ name: "{name}" type: "Convolution" bottom: "{bottom}" top: "{name}"
+  convolution_param {{ num_output: {outputs} kernel_size: 5 stride: {stride} weight_filler {{ type: "xavier" }} }} }}
+"""
+DATA = """
+layer {{ name: "data" type: "Data" top: "data" top: "label" include {{ phase: {phase} }}
+  transform_param {{ scale: 0.00390625 crop_size: 24 }}
+  data_param {{ source: "data/digits_{part}_lmdb" batch_size: {batch} backend: LMDB }} }}
+"""
+TOP = """
+layer { name: "fc4" type: "InnerProduct" bottom: "conv3/relu" top: "fc4"
+  inner_product_param { num_output: 1024 weight_filler { type: "xavier" } } }
 layer { name: "relu4" type: "ReLU" bottom: "fc4" top: "fc4" }
 layer { name: "fc5" type: "InnerProduct" bottom: "fc4" top: "fc5"
   inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
 layer { name: "accuracy" type: "Accuracy" bottom: "fc5" bottom: "label" top: "accuracy" include { phase: TEST } }
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc5" bottom: "label" top: "loss" }
 """
+CONVOLUTIONS = (("conv1", "data", 16, 1), ("conv2", "conv1/relu", 24, 2), ("conv3", "conv2/relu", 32, 1))
+FORWARD_S, BACKWARD_S = 0.015, 0.030  # of each pause
+
+
+def net_text() -> str:
+    text = 'name: "four hosts, 1 Gbit/s"'
+    text += DATA.format(phase="TRAIN", part="train", batch=16) + DATA.format(phase="TEST", part="test", batch=100)
+    for name, bottom, outputs, stride in CONVOLUTIONS:
+        text += CONVOLUTION.format(name=name, bottom=bottom, outputs=outputs, stride=stride)
+        text += PACED.format(name=name, forward_s=FORWARD_S, backward_s=BACKWARD_S)
+    return text + TOP
+
+
 SOLVER = """
 net: "{folder}/net.prototxt"
 test_iter: 10 test_interval: 40 base_lr: 0.02 lr_policy: "poly" power: 1 momentum: 0.9 weight_decay: 0.0005
@@ -55,18 +67,24 @@ display: 10 max_iter: 160 snapshot_after_train: false random_seed: 1
 
 def record(folder: Path) -> Path:
     """Trains on the lab's hosts; returns the run's folder."""
-    (folder / "net.prototxt").write_text(NET)
+    (folder / "net.prototxt").write_text(net_text())
     (folder / "solver.prototxt").write_text(SOLVER.format(folder=folder))
     train = [sys.executable, "-m", "poseidon", "train", f"--solver={folder}/solver.prototxt", f"--record={folder}/run"]
     lab = [sys.executable, "-m", "bench.netlab", "run", "-n", str(NUM_HOSTS), "--rate", RATE, "--name", "picture", "--"]
-    subprocess.run([*lab, *train, "--plain"], cwd=ROOT, check=True)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # hosts that share cores gain nothing by more
+    subprocess.run([*lab, *train, "--plain", f"--plugin={ROOT}/docs/paced.py"], cwd=ROOT, env=environ, check=True)
     return folder / "run"
 
 
 def photograph(browser: Browser, page_uri: str, scheme: str) -> None:
     """Pictures in one colour scheme."""
     ending = "" if scheme == "light" else "-dark"
-    context = browser.new_context(viewport={"width": 1080, "height": 1300}, color_scheme=scheme, device_scale_factor=2)
+    context = browser.new_context(
+        viewport={"width": 1080, "height": 1300},
+        color_scheme=scheme,
+        device_scale_factor=2,
+        reduced_motion="reduce",  # no smooth scrolling: a picture is taken at once
+    )
     page = context.new_page()
     page.goto(page_uri)
     page.add_style_tag(content="nav { position: static !important }")
@@ -76,7 +94,8 @@ def photograph(browser: Browser, page_uri: str, scheme: str) -> None:
     page.locator("#gantt").screenshot(path=PICTURES / f"timeline{ending}.png")
     if scheme == "light":
         page.locator("[data-gantt=all]").click()
-        page.evaluate("window.scrollTo(0, 0)")
+        page.evaluate("window.scrollTo({ top: 0, behavior: 'instant' })")
+        page.wait_for_function("window.scrollY === 0")
         page.screenshot(path=PICTURES / "report.png", clip={"x": 0, "y": 0, "width": 1080, "height": 900})
     context.close()
 

@@ -76,7 +76,7 @@ def _speedup(contents: Contents) -> list[Tile]:
         return [Tile("Speed-up", f"{figure(ratio)} ×", note="measured against the baseline")]
     if found.speedup is None or found.efficiency is None or found.num_workers < 2:
         return []
-    note = f"an estimate, {percent(found.efficiency)} of ideal: nobody ran one worker"
+    note = f"an estimate, {percent(found.efficiency)} of ideal"
     return [Tile("Speed-up", f"{figure(found.speedup)} ×", f"of {found.num_workers}", note)]
 
 
