@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from bench import bytes as wire_bytes
-from bench import collectives, data, face, lab, local, net, parallel, solver
+from bench import collectives, data, face, lab, local, net, parallel, solver, watching
 from bench.ratio import Ratio, of_turns, single
 from poseidon.plan import PATTERNS
 
@@ -79,6 +79,22 @@ def whole_steps(quick: bool) -> list[Ratio]:
         what = f"{name}, batch {found.batch}: step / PyTorch's"
         ratios.append(Ratio(what, found.ratio, found.lowest_ratio, found.highest_ratio, found.limit))
     return ratios
+
+
+def watching_a_run(quick: bool) -> list[Ratio]:
+    torch.set_num_threads(1)
+    asked = options(turns=3 if quick else 15, steps=40, threads=1)
+    with tempfile.TemporaryDirectory(prefix="bench-watching-") as folder:
+        return [
+            Ratio(
+                f"{found.net}, {found.watched}: step / unwatched",
+                found.ratio,
+                found.lowest_ratio,
+                found.highest_ratio,
+                found.limit,
+            )
+            for found in watching.measure("lenet", asked, folder)
+        ]
 
 
 # -- several workers --------------------------------------------------------------------------------------------------
@@ -208,6 +224,7 @@ SECTIONS = {
     "face": Section(caffe_face, "a loop of pycaffe's net.forward(), beside the same torch modules"),
     "data": Section(data_pipeline, "reading data, beside decoding alone and beside a batch in memory"),
     "steps": Section(whole_steps, "a whole solver step, beside a loop in PyTorch"),
+    "watching": Section(watching_a_run, "a step that is recorded, traced and displayed, beside one that is not"),
     "local": Section(one_host, "workers of one host, beside DistributedDataParallel"),
     "collectives": Section(exchanges, "our exchanges on emulated hosts, beside c10d's and the wire", needs_root=True),
     "bytes": Section(bytes_on_wire, "bytes on the wire, beside the plan's", needs_root=True),

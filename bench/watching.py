@@ -5,19 +5,21 @@
     record    --record: metrics, at every 10th iteration
     trace     --trace: the events of every iteration, written to the disk
     told      --tensorboard and --metrics-port, at every 10th iteration
-    display   the live display, on a pseudo-terminal that somebody reads
+    display   the live display, on a pseudo-terminal that somebody reads, with the lines of two workers
+    all       everything at once
 
 Each is one solver in one process: a few dozen steps plain, as many watched, over and over, the two in changing order.
 The ratio is the median over turns of watched / plain, by the clock, and beside it by the processor time of the whole
 process, which a machine with other things to do disturbs less. With --workers, whole jobs of `poseidon train
---workers P` take turns instead, and the ratio is that of their seconds per iteration after the first third: that takes
-half a minute for each turn.
+--workers P` take turns instead, plain ones with `trace` and with `all`, and the ratio is that of their seconds per
+iteration after the first third: that takes half a minute for each turn.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -42,12 +44,18 @@ from bench.solver import SUBJECTS, param_on
 from poseidon.cli.progress import ProgressDisplay
 from poseidon.cli.signals import signal_requests
 from poseidon.observe.options import ObserveOptions
+from poseidon.plan import Cluster, make_plan
+from poseidon.record import read
+from poseidon.run.layer_times import estimated_times
 from poseidon.run.observation import Observation
+from poseidon.run.profile import profile_net
 from poseidon.run.seat import Seat
+from poseidon.run.view import JobView
 from poseidon.solver import Solver, events
 from poseidon.spec import format_message
+from poseidon.transport.vitals import Vitals
 
-LIMITS = {"record": 1.01, "trace": 1.02, "told": 1.01, "display": 1.01}
+LIMITS = {"record": 1.01, "trace": 1.02, "told": 1.01, "display": 1.01, "all": 1.03}
 DISPLAY = 10
 
 Watching = Callable[[Solver, str], AbstractContextManager[object]]
@@ -80,20 +88,41 @@ def observed(solver: Solver, options: ObserveOptions) -> Iterator[None]:
 @contextlib.contextmanager
 def displayed(solver: Solver, folder: str) -> Iterator[None]:
     """The display on a terminal of 120 columns, whose other side is read."""
-    master, slave = os.openpty()
-    tty.setraw(slave)
-    threading.Thread(target=_read, args=(master,), daemon=True).start()
     with (
-        open(slave, "w") as terminal,
+        open(_terminal(), "w") as terminal,
         mock.patch.dict(os.environ, {"COLUMNS": "120", "LINES": "40", "TERM": "xterm"}),
         mock.patch.object(sys, "stderr", terminal),
         signal_requests("none", "none") as requests,
         ProgressDisplay(solver.param, "", torch.device("cpu"), requests) as display,
     ):
         display(events.NetBuilt(None, solver.net))
+        display.meet(_view(solver))
         solver.listeners.append(display)
         yield
         solver.listeners.remove(display)
+
+
+def _view(solver: Solver) -> JobView:
+    """Of a job of two workers on two nodes, which stand still."""
+    profile = profile_net(solver.net, estimated_times(solver.net, 1e9))
+    plan = make_plan(profile, Cluster((1, 1), bandwidth_bps=1e9))
+    vitals = {rank: Vitals(figures={"wait_share": 0.25, "sent_bytes": 1e6}) for rank in range(2)}
+    return JobView(plan, lambda: vitals, (0, 1), plan.cluster.bandwidth_bps / 8)
+
+
+@contextlib.contextmanager
+def watched_by_all(solver: Solver, folder: str) -> Iterator[None]:
+    options = ObserveOptions(folder, all_iterations=True, tensorboard=f"{folder}/board", metrics_port=0)
+    with displayed(solver, folder), observed(solver, options):
+        yield
+
+
+def _terminal() -> int:
+    """A pseudo-terminal's end to write to; the other one is read until it is closed."""
+    master, slave = os.openpty()
+    tty.setraw(slave)
+    threading.Thread(target=_read, args=(master,), daemon=True).start()
+    return slave
 
 
 def _read(master: int) -> None:
@@ -108,6 +137,7 @@ WATCHED: dict[str, Watching] = {
     "trace": lambda solver, folder: observed(solver, ObserveOptions(folder, all_iterations=True)),
     "told": lambda solver, folder: observed(solver, ObserveOptions(tensorboard=folder, metrics_port=0)),
     "display": displayed,
+    "all": watched_by_all,
 }
 
 
@@ -163,25 +193,57 @@ def measure_jobs(net: str, options: argparse.Namespace, folder: str) -> list[Res
     param = param_on(net, f"{folder}/data", subject.batch)
     param.display, param.max_iter, param.snapshot_after_train = DISPLAY, 3 * options.steps, False
     Path(f"{folder}/solver.prototxt").write_text(format_message(param))
-    pairs = []
+    taken: dict[str, list[float]] = {"plain": [], "trace": [], "all": []}
     for turn in range(options.turns):
-        flags = {False: [], True: [f"--trace={folder}/trace-{turn}"]}
-        order = (False, True) if turn % 2 else (True, False)
-        taken = {is_traced: job_seconds(folder, options, flags[is_traced]) for is_traced in order}
-        pairs.append((taken[False], taken[True]))
-    ratios = [watched / plain for plain, watched in pairs]
-    return [_result(f"{net} × {options.workers}", "trace", [plain for plain, _ in pairs], ratios)]
+        jobs = {
+            "plain": lambda: plain_seconds(folder, options, []),
+            "trace": lambda turn=turn: plain_seconds(folder, options, [f"--trace={folder}/trace-{turn}"]),
+            "all": lambda turn=turn: displayed_seconds(folder, options, f"{folder}/all-{turn}"),
+        }
+        for name in list(jobs)[:: 1 if turn % 2 else -1]:
+            taken[name].append(jobs[name]())
+    plain = taken.pop("plain")
+    return [
+        _result(
+            f"{net} × {options.workers}",
+            name,
+            plain,
+            [watched / alone for watched, alone in zip(found, plain, strict=True)],
+        )
+        for name, found in taken.items()
+    ]
 
 
-def job_seconds(folder: str, options: argparse.Namespace, flags: list[str]) -> float:
+def _job(folder: str, options: argparse.Namespace, flags: list[str]) -> list[str]:
+    command = [sys.executable, "-m", "poseidon", "train", f"--solver={folder}/solver.prototxt", *flags]
+    return [*command, f"--workers={options.workers}", f"--threads={options.threads}", "--scheme=ring"]
+
+
+def plain_seconds(folder: str, options: argparse.Namespace, flags: list[str]) -> float:
     """Median seconds per iteration of a job, of the later two thirds of its log lines."""
-    command = [sys.executable, "-m", "poseidon", "train", f"--solver={folder}/solver.prototxt", "--plain", *flags]
-    command += [f"--workers={options.workers}", f"--threads={options.threads}", "--scheme=ring"]
+    command = _job(folder, options, ["--plain", *flags])
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     found = [float(text) for text in re.findall(rf"iter/s, ([\d.e-]+)s/{DISPLAY} iters", done.stderr)]
-    return statistics.median(found[len(found) // 3 :]) / DISPLAY
+    return _later_median(found) / DISPLAY
+
+
+def displayed_seconds(folder: str, options: argparse.Namespace, record: str) -> float:
+    """The same of a job with everything at once; its display has no log lines, so its record is asked for them."""
+    flags = [f"--trace={record}", f"--tensorboard={record}/board", "--metrics-port=0"]
+    command = _job(folder, options, flags)
+    environ = {**os.environ, "COLUMNS": "120", "LINES": "40", "TERM": "xterm"}
+    with open(_terminal(), "w") as terminal:
+        done = subprocess.run(command, stdout=terminal, stderr=terminal, env=environ, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed with exit code {done.returncode}")
+    shown = [metric.seconds for metric in read(record, range(0)).training]
+    return _later_median([after - before for before, after in itertools.pairwise(shown)]) / DISPLAY
+
+
+def _later_median(seconds: list[float]) -> float:
+    return statistics.median(seconds[len(seconds) // 3 :])
 
 
 def _short(ratio: float | None) -> str:
