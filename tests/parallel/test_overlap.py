@@ -18,6 +18,16 @@ from poseidon.parallel.piecemeal import PER_PARAMETER
 from tests.parallel.team import SIZE, alone, assert_same, filled, in_team, loss_of, small, values
 
 SETTINGS = {"SGD": {"momentum": 0.9, "nesterov": True}, "SparseAdam": None, "Muon": None}
+OPTIONS = (
+    ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
+    ("AdamW", {"amsgrad": True, "maximize": True, "foreach": True}),
+    ("AdamW", {"weight_decay": 0.1, "fused": True}),
+    ("SGD", {"maximize": True, "weight_decay": 0.1, "foreach": True}),
+    ("SGD", {"momentum": 0.5, "dampening": 0.1, "fused": True}),
+    ("RMSprop", {"centered": True, "momentum": 0.5, "foreach": False}),
+    ("NAdam", {"decoupled_weight_decay": True, "weight_decay": 0.1}),
+    ("Adagrad", {"weight_decay": 0.1, "maximize": True}),
+)
 
 
 def steps(member, optimizer, number=8, between=lambda step: None):
@@ -41,6 +51,42 @@ def test_every_per_parameter_optimizer_of_torch_ends_where_it_does_alone(kind):
 
     for found in in_team(act):
         assert_same(found, alone(8, make), rtol=1e-8)
+
+
+@pytest.mark.parametrize(("kind", "options"), OPTIONS, ids=str)
+def test_with_their_options_too(kind, options):
+    def make(params):
+        return getattr(torch.optim, kind)(params, lr=0.01, **options)
+
+    def act(member):
+        optimizer = poseidon.overlap(make(member.model.parameters()), member.model)
+        assert not optimizer.falls_back
+        steps(member, optimizer)
+        return values(member.model)
+
+    for found in in_team(act):
+        assert_same(found, alone(8, make), rtol=1e-8)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has no Muon yet")
+def test_muon_takes_matrices_whole():
+    """It makes updates orthogonal, in bf16, which tells sums in another order apart: replicas are alike to the bit."""
+    base = filled(nn.Sequential(nn.Linear(6, 16, bias=False), nn.Linear(16, 5, bias=False)).double())
+
+    def make(params):
+        return torch.optim.Muon(params, lr=0.01)
+
+    def act(member):
+        optimizer = poseidon.overlap(make(member.model.parameters()), member.model)
+        assert not optimizer.falls_back
+        steps(member, optimizer)
+        return values(member.model)
+
+    first, *others = in_team(act, base)
+    for found in others:
+        assert_same(found, first, rtol=0)
+    for one, other, start in zip(first, alone(8, make, base), values(base), strict=True):
+        assert float((one - other).norm()) < 0.02 * float((other - start).norm())
 
 
 def test_others_fall_back_with_a_reason():
@@ -240,6 +286,81 @@ def test_states_and_averages_are_up_to_date():
             assert_same(list(own.values()), list(moments[key].values()), rtol=1e-6)
 
 
+def test_the_wrapped_optimizers_own_state_waits_too():
+    """Rank 1 holds its gradients back; rank 0's moments must be those after the step all the same."""
+    may_go = threading.Event()
+
+    def act(member):
+        inner = torch.optim.AdamW(member.model.parameters(), 0.01)
+        optimizer = poseidon.overlap(inner, member.model)
+        steps(member, optimizer, 5)
+        optimizer.zero_grad()
+        loss = member.loss(5)
+        if member.rank == 1:
+            assert may_go.wait(30)
+        loss.backward()
+        optimizer.step()
+        if member.rank == 0:
+            threading.Timer(0.2, may_go.set).start()
+        state = copy.deepcopy(inner.state_dict()["state"])
+        inner.load_state_dict(inner.state_dict())
+        return state
+
+    model = copy.deepcopy(small())
+    alone_ = torch.optim.AdamW(model.parameters(), 0.01)
+    for step in range(6):
+        alone_.zero_grad()
+        (sum(loss_of(model, step, rank) for rank in range(SIZE)) / SIZE).backward()
+        alone_.step()
+    for state in in_team(act):
+        for key, own in alone_.state_dict()["state"].items():
+            assert_same(list(state[key].values()), list(own.values()), rtol=1e-8)
+
+
+def test_hooks_around_a_step_run_once_and_see_what_it_did():
+    def act(member):
+        optimizer = poseidon.overlap(torch.optim.SGD(member.model.parameters(), 0.1), member.model)
+        calls, seen = [], []
+        optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+        optimizer.register_step_post_hook(lambda *_: seen.append(values(member.model.module)))
+        steps(member, optimizer, 6)
+        return calls, seen
+
+    for calls, seen in in_team(act):
+        assert calls == ["before"] * 6
+        for number, found in enumerate(seen, 1):
+            assert_same(found, alone(number, lambda params: torch.optim.SGD(params, 0.1)))
+
+
+@pytest.mark.parametrize("stepped", [True, False])
+def test_a_closed_model_and_its_optimizer_go_on_alone(stepped):
+    def act(member):
+        optimizer = poseidon.overlap(torch.optim.SGD(member.model.parameters(), 0.1), member.model)
+        steps(member, optimizer, 5)
+        optimizer.zero_grad()
+        member.loss(5).backward()
+        if stepped:
+            optimizer.step()
+        member.model.close()
+        if not stepped:
+            optimizer.step()
+        together = values(member.model)
+        assert_same(list(member.model.module.state_dict().values()), together)
+        optimizer.zero_grad()
+        member.loss(6).backward()
+        optimizer.step()
+        return together, values(member.model)
+
+    for rank, (together, found) in enumerate(in_team(act)):
+        assert_same(together, alone(6, lambda params: torch.optim.SGD(params, 0.1)))
+        model = copy.deepcopy(small())
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), together, strict=True):
+                parameter.copy_(value)
+        loss_of(model, 6, rank).backward()
+        assert_same(found, [p.detach() - 0.1 * p.grad for p in model.parameters()])
+
+
 def test_a_saved_state_continues_the_trajectory():
     def act(member):
         optimizer = poseidon.overlap(torch.optim.AdamW(member.model.parameters(), 0.01), member.model)
@@ -328,19 +449,44 @@ def test_a_step_needs_a_pass_that_counts():
     refused(r"ran under no_sync\(\)", misuse)
 
 
-def test_zeroing_in_place_after_a_step_is_harmless():
+def zero_by_data(member, optimizer):
+    for parameter in member.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.data.zero_()
+
+
+@pytest.mark.parametrize(
+    "zero",
+    [
+        lambda member, optimizer: optimizer.zero_grad(set_to_none=False),
+        lambda member, optimizer: member.model.zero_grad(set_to_none=False),
+        zero_by_data,
+    ],
+    ids=["optimizer", "model", "data"],
+)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW], ids=str)
+def test_zeroing_in_place_after_a_step_is_as_good_as_none(zero, kind):
     def act(member):
-        optimizer = poseidon.overlap(torch.optim.SGD(member.model.parameters(), 0.1), member.model)
+        optimizer = poseidon.overlap(kind(member.model.parameters(), 0.01), member.model)
         for step in range(8):
-            member.model.zero_grad(set_to_none=False)
-            optimizer.zero_grad(set_to_none=False)
-            optimizer.zero_grad()
+            zero(member, optimizer)
+            assert all(p.grad is None or float(p.grad.abs().sum()) == 0 for p in member.model.parameters())
             member.loss(step).backward()
             optimizer.step()
-        return values(member.model)
+        return values(member.model), {unit.scheme.value for unit in member.model.plan.units}
 
-    for found in in_team(act):
-        assert_same(found, alone(8, lambda params: torch.optim.SGD(params, 0.1)))
+    for found, schemes in in_team(act, schemes={"*": "factors"}):
+        assert_same(found, alone(8, lambda params: kind(params, 0.01)), rtol=1e-8)
+        assert schemes == {"factors"}
+
+
+def test_zeroing_in_place_before_the_step_is_refused():
+    def misuse(member, optimizer):
+        optimizer.zero_grad()
+        member.loss(0).backward()
+        optimizer.zero_grad(set_to_none=False)
+
+    refused(r"zero_grad\(\) comes before backward or after step", misuse)
 
 
 def test_an_iteration_may_be_skipped():
