@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from poseidon.cli.cluster import entry_of, host_flags, hosts_asked, job_paths
 from poseidon.cli.command import Command, Flags, positive_number
@@ -58,10 +59,19 @@ def _host_lines(found: Diagnosis) -> Iterator[str]:
         if devices:
             gpus = ", ".join(devices["gpus"]) or "no GPU"
             yield f"  devices    {devices['cores']} cores, {devices['memory_bytes'] / 1e9:.1f} GB, {gpus}"
+        if facts.get("interfaces"):
+            yield f"  networks   {', '.join(_networks(facts))}"
         if disk and not disk["problem"]:
             yield f"  disk       {disk['free_bytes'] / 1e9:.1f} GB free, {disk['bps'] / 8e6:.0f} MB/s written"
         if "clock_offset_s" in facts:
             yield f"  clock      {facts['clock_offset_s'] * 1e3:+.0f} ms"
+
+
+def _networks(facts: dict[str, Any]) -> Iterator[str]:
+    """Interfaces with their addresses; the one of the job is marked."""
+    for address, name in facts["interfaces"].items():
+        mark = " (the job's)" if address == facts.get("address") else ""
+        yield f"{name} {address}{mark}"
 
 
 def _link_lines(found: Diagnosis) -> Iterator[str]:

@@ -1,17 +1,18 @@
 """kill: `poseidon kill [--hosts LIST | --hostfile F] [--job NAME]`: ends what jobs left running, here or elsewhere.
 
-Launchers that run on a host go with it, so that nothing starts again.
+Launchers that run on a host go with it, so that nothing starts again. Hosts may have another version of Poseidon.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 
 from poseidon.cli.cluster import entry_of, host_flags, hosts_asked
 from poseidon.cli.command import Command, Flags
-from poseidon.run.examination import kill_jobs
 from poseidon.run.fleet import Fleet
+from poseidon.run.leftovers import kill_jobs
 from poseidon.run.questions import ask
 from poseidon.run.rendezvous import JOB
 
@@ -27,7 +28,8 @@ def run(found: argparse.Namespace) -> int:
         _show("this host", kill_jobs(found.job))
         return 0
     environ = {name: text for name, text in os.environ.items() if name != JOB}
-    with Fleet(hosts, entry_of(found, (), environ)) as fleet:
+    entry = replace(entry_of(found, (), environ), folder="/")  # nothing there is needed
+    with Fleet(hosts, entry, is_strict=False) as fleet:
         problems = fleet.gather()
         ready = fleet.ready
         for site, answer in zip(ready, ask(fleet, [(site, "kill", {"job": found.job}) for site in ready]), strict=True):

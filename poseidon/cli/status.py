@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from poseidon.cli.cluster import entry_of, host_flags, hosts_asked
@@ -32,7 +33,8 @@ def run(found: argparse.Namespace) -> int:
         jobs = read_statuses(status_folder(os.environ))
     else:
         jobs = []
-        with Fleet(hosts, entry_of(found, (), job_environ(os.environ))) as fleet:
+        entry = replace(entry_of(found, (), job_environ(os.environ)), folder="/")  # nothing there is needed
+        with Fleet(hosts, entry, is_strict=False) as fleet:
             problems = fleet.gather()
             for site, answer in zip(fleet.ready, ask(fleet, [(s, "status", {}) for s in fleet.ready]), strict=True):
                 if isinstance(answer, str):

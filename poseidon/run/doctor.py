@@ -6,16 +6,18 @@
     clock       against the host that asks; half a round trip is allowed for
     links       latency and bandwidth of every ordered pair, while every host sends to one other and hears from one
 
-A link is slow if the median of all links is more than `SLOW` times as fast. Clocks, disks and names matter to people
-and schedulers more than to exchanges: they are problems all the same when they are far off.
+A link is slow if most of the faster half of all links are more than `SLOW` times as fast: among three hosts a slow one
+has four of the six links. Clocks, disks and names matter to people and schedulers more than to exchanges: they are
+problems all the same when they are far off.
 """
 
 from __future__ import annotations
 
-import statistics
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from typing import Any
 
 from poseidon.run.fleet import Fleet
@@ -24,6 +26,7 @@ from poseidon.run.questions import ask
 from poseidon.run.site import Site
 
 SLOW = 3.0
+USUAL = 0.75  # of all links, this part is no faster than what is usual
 MOST_SKEW_S = 2.0
 LEAST_FREE_BYTES = 256 << 20
 LEAST_DISK_BPS = 8 * 5e6
@@ -98,6 +101,7 @@ def _examine(fleet: Fleet, sites: Sequence[Site], request: Request, found: Diagn
     for place, site in enumerate(sites):
         port = site.host.port or (request.port if place == 0 else None)
         facts = {"names": names, "folder": request.folder, "port": port, "address": site.address}
+        facts |= {"own_name": site.host.address, "is_alone": len(fleet.hosts) == 1}
         asked.append((site, "examine", facts))
     for (site, _, facts), answer in zip(asked, ask(fleet, asked), strict=True):
         host = site.host.name
@@ -115,15 +119,42 @@ def host_problems(facts: dict[str, Any], asked: dict[str, Any]) -> Iterator[str]
     for name, address in facts["names"].items():
         if address.startswith("!"):
             yield f"does not resolve the name {name}: {address[1:]}; add it to DNS or /etc/hosts there"
+        elif _is_loopback(address) and not _is_loopback(name) and name not in (asked["own_name"], "localhost"):
+            yield f"takes the name {name} of another host for itself ({address}); correct /etc/hosts or DNS there"
+    yield from interface_problems(facts["interfaces"], asked)
     if facts["port"]:
         yield f"cannot listen on port {asked['port']}: {facts['port']}; end what uses it, or choose another port"
     disk = facts["disk"]
-    if disk["problem"]:
+    if disk.get("missing"):
+        yield f"has no folder for snapshots: {disk['problem']}; make it there, or set another snapshot_prefix"
+    elif disk["problem"]:
         yield f"cannot write where snapshots go: {disk['problem']}; free space, or set another snapshot_prefix"
     elif disk["free_bytes"] < LEAST_FREE_BYTES:
         yield f"has only {disk['free_bytes'] / 1e6:.0f} MB free where snapshots go; free some"
     elif disk["bps"] < LEAST_DISK_BPS:
         yield f"writes only {disk['bps'] / 8e6:.1f} MB/s where snapshots go; use another disk, or fewer snapshots"
+
+
+def interface_problems(interfaces: dict[str, str], asked: dict[str, Any]) -> Iterator[str]:
+    """Workers listen at the address by which their host is reached: it must be the host's own, and lead there."""
+    address = asked["address"]
+    if asked["is_alone"]:
+        return
+    if _is_loopback(address):
+        yield f"is to be reached at {address}, on the loopback interface, which only itself reaches; name another one"
+    elif address not in interfaces:
+        known = ", ".join(f"{name} {own}" for own, name in interfaces.items() if not _is_loopback(own)) or "none"
+        yield (
+            f"is reached at {address}, which is on none of its interfaces ({known}), so that workers cannot listen "
+            "there; name an interface with --interface, or the host by an address of its own"
+        )
+
+
+def _is_loopback(text: str) -> bool:
+    try:
+        return ip_address(text).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 def _compare_clocks(fleet: Fleet, sites: Sequence[Site], found: Diagnosis) -> None:
@@ -172,7 +203,7 @@ def slow_links(links: Sequence[Link]) -> list[str]:
     speeds = {(link.source, link.target): link.bps for link in links if not link.problem}
     if len(speeds) < 2:
         return found
-    usual = statistics.median(speeds.values())
+    usual = sorted(speeds.values())[math.ceil(USUAL * (len(speeds) - 1))]
     slow = {pair for pair, bps in speeds.items() if bps * SLOW < usual}
     for host in dict.fromkeys(name for pair in speeds for name in pair):
         own = {pair for pair in speeds if host in pair}

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import struct
 import threading
@@ -23,8 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from poseidon.errors import TransportError, UsageError
+from poseidon.run.leftovers import kill_jobs
 from poseidon.run.messages import Message
-from poseidon.run.rendezvous import JOB, secret_of
+from poseidon.run.rendezvous import secret_of
 from poseidon.run.status import read_statuses, status_folder
 from poseidon.transport.door import Door, listen
 from poseidon.transport.handshake import Key, call
@@ -36,7 +36,6 @@ MEASURE_S = 0.4
 SERVE_S = 120.0
 DISK_S = 1.0
 DISK_BYTES = 64 << 20
-END_S = 2.0
 
 _PIECE = 1 << 18
 _LENGTH = struct.Struct(">Q")
@@ -115,7 +114,7 @@ def _disk(folder: Path) -> dict[str, Any]:
             os.fsync(file.fileno())
         return {"free_bytes": free, "bps": 8 * written / max(time.monotonic() - began_s, 1e-6), "problem": ""}
     except OSError as problem:
-        return {"free_bytes": 0, "bps": 0.0, "problem": f"{folder}: {problem.strerror}"}
+        return {"free_bytes": 0, "bps": 0.0, "problem": f"{folder}: {problem.strerror}", "missing": not folder.is_dir()}
     finally:
         with contextlib.suppress(OSError):
             probe.unlink(missing_ok=True)
@@ -186,48 +185,3 @@ def _passed_s(connection: socket.socket, data: bytes) -> float:
     if not _exactly(connection, _LENGTH.size):
         raise TransportError("the connection ended in the midst of a measurement")
     return time.perf_counter() - began_s
-
-
-# -- leftovers --------------------------------------------------------------------------------------------------------
-def kill_jobs(job: str) -> list[dict[str, Any]]:
-    """Ends the user's workers on this host, with what they started: those of a job, or all. Tells which.
-
-    Launchers of this host go first, lest they start others. A worker is known by the job's name in its environment.
-    """
-    for facts in read_statuses(status_folder(os.environ)):
-        if facts.get("is_launcher") and job in ("", facts.get("job")):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(facts["pid"], signal.SIGTERM)
-    ended: dict[int, str] = {}
-    deadline_s = time.monotonic() + END_S
-    number = signal.SIGTERM
-    while found := _workers(job):
-        for pid, name in found.items():
-            ended[pid] = name
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-        time.sleep(0.1)
-        if time.monotonic() > deadline_s:
-            if number is signal.SIGKILL:
-                break
-            number, deadline_s = signal.SIGKILL, time.monotonic() + END_S
-    return [{"pid": pid, "job": name} for pid, name in ended.items()]
-
-
-def _workers(job: str) -> dict[int, str]:
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal() or int(folder.name) == os.getpid():
-            continue
-        with contextlib.suppress(OSError):
-            if folder.stat().st_uid != os.getuid() or not (folder / "cmdline").read_bytes():
-                continue  # somebody else's, or dead already
-            variables = (folder / "environ").read_bytes().split(b"\0")
-            name = next((entry.partition(b"=")[2].decode() for entry in variables if _names_job(entry)), "")
-            if name and job in ("", name):
-                found[int(folder.name)] = name
-    return found
-
-
-def _names_job(entry: bytes) -> bool:
-    return entry.startswith(f"{JOB}=".encode())

@@ -2,8 +2,8 @@
 
     $XDG_RUNTIME_DIR/poseidon/NAME-PID.json     or /tmp/poseidon-UID/…; written anew about once a second by rank 0
 
-A file is always whole (it is replaced in one step), and removed when its job ends. One whose process is gone was left
-by a job that was killed: it is removed by whoever finds it.
+A file is always whole (it is replaced in one step), and removed when its job ends. One whose process is gone, or whose
+number another process has got since, was left by a job that was killed: it is removed by whoever finds it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,21 @@ class StatusFile:
             return
         beside = self._path.with_suffix(".part")
         with contextlib.suppress(OSError):
-            beside.write_text(json.dumps({**facts, "pid": os.getpid()}))
+            beside.write_text(json.dumps({**facts, "pid": os.getpid(), "started": started_at(os.getpid())}))
             os.replace(beside, self._path)
 
     def remove(self) -> None:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
+
+
+def started_at(pid: int) -> int:
+    """When a process was started, in ticks since the host was; 0 if there is none of this number."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, IndexError):
+        return 0
 
 
 def read_statuses(folder: Path | None) -> list[dict[str, Any]]:
@@ -64,7 +72,8 @@ def read_statuses(folder: Path | None) -> list[dict[str, Any]]:
             facts = json.loads(path.read_text())
             if not isinstance(facts, dict) or not isinstance(facts.get("pid"), int):
                 continue
-            if Path(f"/proc/{facts['pid']}").exists():
+            started = started_at(facts["pid"])
+            if started and started == facts.get("started", started):  # an older version does not say
                 found.append(facts)
             else:
                 path.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import poseidon
 from tests.faults.case import MAX_ITER, write_case
 from tests.faults.ssh_lab import ROOT, SshLab, address, until, words_of
 
@@ -114,6 +115,22 @@ def test_status_and_kill_from_another_host(folder):
         assert "ended pid" in told
         running.wait()
         lab.wait_for_nothing()
+
+
+@pytest.mark.full
+def test_hosts_of_another_version_can_still_be_asked_and_cleared(folder):
+    """Somebody has installed another one while the job ran, and this folder is not there."""
+    own = Path(poseidon.__file__)
+    (folder / "init.py").write_text(own.read_text().replace(poseidon.__version__, "9.9.9"))
+    mounts = {1: [f"mount --bind {folder}/init.py {own}"]}
+    with SshLab(folder, 2, mounts=mounts) as lab:
+        where = (f"--hosts={address(1)}", f"--ssh={lab.ssh}")
+        script = "from poseidon.cli import main; print('up', flush=True); import signal; signal.pause()"
+        left = lab.lab.start(1, ["env", "POSEIDON_JOB=old", sys.executable, "-c", script], stdout=subprocess.PIPE)
+        assert left.stdout.readline() == b"up\n"
+        assert "no job runs" in _said(lab, "status", *where)
+        assert f"host {address(1)}: ended pid {left.pid} of job old" in _said(lab, "kill", *where)
+        assert left.wait(30) == -signal.SIGTERM
 
 
 def _said(lab: SshLab, *words: str) -> str:
