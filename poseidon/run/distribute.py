@@ -31,7 +31,16 @@ from poseidon.run.agreement import Agreement
 from poseidon.run.balance import Balance
 from poseidon.run.dealing import choose_way
 from poseidon.run.ended import EndedUpdates
-from poseidon.run.facts import SAME_FILES, Fact, check_facts, replica_facts, start_facts, version_facts
+from poseidon.run.facts import (
+    SAME_FILES,
+    Fact,
+    check_facts,
+    net_facts,
+    plan_fact,
+    replica_facts,
+    setting_facts,
+    version_facts,
+)
 from poseidon.run.kept_data import KeptData
 from poseidon.run.layer_times import LayerTime
 from poseidon.run.managed_updates import ManagedUpdates, managed_outgoing
@@ -90,7 +99,8 @@ class Distribution:
         self._comm_listener = listener
         self._table = Roundtable(transport)
         check_facts(version_facts(), self._table)
-        check_facts(start_facts(solver, plan, options.common()), self._table)
+        settings = setting_facts(solver.param, solver.net.dtype, options.common())
+        check_facts([*settings, *net_facts(solver), plan_fact(plan)], self._table)
         _check_possible(solver, plan, transport.size)
         take_common_seed(solver, self._table)
         check_facts(replica_facts(solver), self._table)

@@ -1,5 +1,13 @@
 """Facts that all workers of a job must agree on, compared before training and after a snapshot is restored.
 
+A job compares before it does anything else together: where workers were started differently they would soon make
+different calls, and nothing they then told each other would make sense.
+
+    versions    at once
+    settings    before anything is built or sent
+    nets        when they are built, before they are measured
+    plan, parameters, iteration    before training
+
 Digests are exchanged, of fixed size; only for the first fact that differs do the workers show each other what they
 have, and everybody raises the same error: what differs, where, and on which ranks.
 """
@@ -9,13 +17,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
 
 import torch
 
 import poseidon
 from poseidon.errors import WorkersDiffer
-from poseidon.plan import CommPlan
+from poseidon.plan import CommPlan, Override
 from poseidon.run.profile import param_names
 from poseidon.run.replicas import checksum, groups_of, workers_text
 from poseidon.run.roundtable import Roundtable
@@ -24,6 +34,7 @@ from poseidon.spec import caffe_pb2, format_message
 
 # What a worker may have to itself: its device, and where on its host things are. Nets are compared by their text.
 _OWN_SETTINGS = ("device_id", "net", "train_net", "test_net", "snapshot_prefix", "weights")
+_SAME_SOLVER = "start all workers with the same solver and net"
 SAME_FILES = "let all workers start from the same files: weights, snapshot"
 _MOST_SHOWN = 120  # characters of a line
 
@@ -83,18 +94,41 @@ def version_facts() -> list[Fact]:
     ]
 
 
-def start_facts(solver: Solver, plan: CommPlan, choices: str) -> list[Fact]:
+def setting_facts(param: caffe_pb2.SolverParameter, dtype: torch.dtype, choices: str) -> list[Fact]:
     """What workers are started with; `choices` are those of the options that concern all."""
-    same = "start all workers with the same solver and net"
-    tests = "\n".join(format_message(net.source.net) for net in solver.test_nets)
     return [
         Fact("options", choices, "start all workers with the same options"),
-        Fact("dtype", str(solver.net.dtype), "start all workers with the same dtype"),
-        Fact("solver", _settings(solver.param), same),
-        Fact("train net", format_message(solver.net.source.net), same),
-        Fact("test nets", tests, same),
-        Fact("communication plan", _lines(plan), "give all workers the plan that one of them has made"),
+        Fact("dtype", str(dtype), "start all workers with the same dtype"),
+        Fact("solver", _settings(param), _SAME_SOLVER),
     ]
+
+
+def net_facts(solver: Solver) -> list[Fact]:
+    """The nets that workers have built."""
+    tests = "\n".join(format_message(net.source.net) for net in solver.test_nets)
+    return [
+        Fact("train net", format_message(solver.net.source.net), _SAME_SOLVER),
+        Fact("test nets", tests, _SAME_SOLVER),
+    ]
+
+
+def plan_fact(plan: CommPlan) -> Fact:
+    text = json.dumps(json.loads(plan.to_json()), indent=1)
+    return Fact("communication plan", text, "give all workers the plan that one of them has made")
+
+
+def lines_of(options: Any) -> str:
+    """The fields of a dataclass of options, one in a line, for comparison."""
+    return "\n".join(f"{entry.name}: {_told(getattr(options, entry.name))}" for entry in fields(options))
+
+
+def _told(value: Any) -> str:
+    """As people write it."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(_told, value)) or "none"
+    if isinstance(value, Override):
+        return f"{value.pattern}={value.scheme.value}"
+    return str(value.value if isinstance(value, Enum) else value)
 
 
 def replica_facts(solver: Solver) -> list[Fact]:
@@ -115,7 +149,3 @@ def _settings(param: caffe_pb2.SolverParameter) -> str:
     for name in (*_OWN_SETTINGS, "net_param", "train_net_param", "test_net_param"):
         common.ClearField(name)
     return format_message(common)
-
-
-def _lines(plan: CommPlan) -> str:
-    return json.dumps(json.loads(plan.to_json()), indent=1)

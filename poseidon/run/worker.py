@@ -1,8 +1,9 @@
 """Worker: what one of P processes does, from joining the job to its end.
 
-    join      the interface towards the master, a transport, everybody's card; the cores are divided, and workers of
-              one host share its memory
-    build     the solver, alike on all workers: a random seed is rank 0's
+    join      the interface towards the master, a transport
+    compare   versions, settings and what is asked for: workers that were started differently end here (facts.py)
+    settle    everybody's card; the cores are divided, and workers of one host share its memory
+    build     the solver, alike on all workers: a random seed is rank 0's; the nets are compared
     plan      measured and made, or taken from the snapshot; rank 0 shows it
     train     distribute (distribute.py), restore, solve
 
@@ -29,7 +30,7 @@ from poseidon.run.attempt import attempt
 from poseidon.run.cards import Card, nodes_of, threads_of
 from poseidon.run.distribute import DistributeOptions, distribute
 from poseidon.run.exits import CRASHED, LOST_ANOTHER, MISTAKE, code_of
-from poseidon.run.facts import Fact, check_facts
+from poseidon.run.facts import Fact, check_facts, lines_of, net_facts, setting_facts, version_facts
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.observation import Observation
 from poseidon.run.planning import Links, Planned, Planning, plan_together
@@ -125,15 +126,16 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
     )
     transport = connect(place.rank, place.size, master, joining)
     with _ended_by_all(transport, face), _lookout(transport, param, options, face):
+        everybody = Roundtable(transport)
+        _check_alike(everybody, param, options)
+        _check_limit(options)
         workers = workers_of(transport, options.team.servers)
         pace = None if options.links.limit_bps is None else Pace(options.links.limit_bps)
         if workers is None:
             serve_tables(_kept_to(transport, pace), options.team.servers)
             return
-        table = Roundtable(workers)
-        _check_limit(table, options)
         wire = _kept_to(workers, pace)
-        table = table if wire is workers else Roundtable(wire)
+        table = everybody if wire is transport else Roundtable(wire)
         card = Card(transport.peers[place.rank].host, place.local_size, _cores(), options.threads, str(interface))
         cards = [Card.from_json(text) for text in table.gather_texts(card.to_json())]
         nodes = nodes_of(cards)
@@ -152,12 +154,26 @@ def _kept_to(transport: Transport, pace: Pace | None) -> Transport:
     return transport if pace is None or transport.size == 1 else PacedTransport(transport, pace)
 
 
-def _check_limit(table: Roundtable, options: WorkerOptions) -> None:
-    """All workers must have the same limit: it decides how messages are cut."""
-    limit_bps = options.links.limit_bps
-    told = "none" if limit_bps is None else f"{limit_bps:g} bits/s"
-    check_facts([Fact("bandwidth limit", told, "start all workers with the same --bandwidth-limit")], table)
-    if limit_bps is not None and torch.device(options.net.device).type != "cpu":
+def _check_alike(table: Roundtable, param: caffe_pb2.SolverParameter, options: WorkerOptions) -> None:
+    """Raises on all workers if they were started differently, before they do anything that depends on it."""
+    check_facts(version_facts(), table)
+    net = replace(options.net, device=torch.device(options.net.device).type)  # which GPU is a worker's own affair
+    asked = "start all workers with the same"
+    check_facts(
+        [
+            *setting_facts(param, options.net.dtype, options.team.common()),
+            Fact("options of the nets", lines_of(net), f"{asked} device, --freeze and --renew"),
+            Fact("plan asked for", lines_of(options.request), f"{asked} --scheme, --schemes, --wire and --pattern"),
+            Fact("links", lines_of(options.links), f"{asked} --bandwidth, --latency and --bandwidth-limit"),
+            Fact("snapshot to go on from", str(options.resume), f"{asked} --snapshot"),
+            Fact("carrier of notified puts", options.one_sided, f"{asked} --one-sided"),
+        ],
+        table,
+    )
+
+
+def _check_limit(options: WorkerOptions) -> None:
+    if options.links.limit_bps is not None and torch.device(options.net.device).type != "cpu":
         raise UsageError("--bandwidth-limit: what NCCL sends from GPUs cannot be limited from here; leave it out")
 
 
@@ -216,6 +232,7 @@ class _Worker:
             param.random_seed = int(seeds[0])
         solver = attempt(self._table, lambda: self._solver(param, options))
         assert solver is not None, "all workers build one"
+        check_facts(net_facts(solver), self._table)
         solver.writer, solver.keep, solver.job = BackgroundWriter(), options.keep, options.resume.job
         return solver
 
