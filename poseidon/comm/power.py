@@ -5,8 +5,8 @@ M is a worker's gradient (m × n) plus the error it still owes, Q (n × r) what 
     p = M Q, summed over workers, made orthonormal        q = Mᵀ p, summed over workers
     Σ M ≈ p qᵀ            error = M − p qᵀ / P            Q = q, for the next iteration
 
-Sums are taken in rank order on all workers alike, so replicas keep the same bits. A parameter with more than two axes
-is a matrix of its first axis by all others.
+Sums are taken in rank order on all workers alike, and products by as many threads, so replicas keep the same bits. A
+parameter with more than two axes is a matrix of its first axis by all others.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.part import Member, Part
+from poseidon.comm.threads import Threads
 from poseidon.errors import SnapshotError
 from poseidon.plan import Send
 from poseidon.transport import Work
@@ -28,10 +29,11 @@ _LEFT, _RIGHT = 0, 1
 
 
 class PowerSgd(Exchange):
-    """Member 0 is the parameter; `rank` is r."""
+    """Member 0 is the parameter; `rank` is r; `threads` compute what all workers need the same bits of."""
 
-    def __init__(self, wiring: Wiring, rank: int) -> None:
+    def __init__(self, wiring: Wiring, rank: int, threads: Threads | None = None) -> None:
         super().__init__(wiring)
+        self._threads = threads or Threads.here()
         value = self.members[0].value
         self._num_rows, self._num_columns = len(value), value.numel() // len(value)
         self._right = self._first_directions(rank)
@@ -56,9 +58,12 @@ class PowerSgd(Exchange):
 
     def reduced(self, send: Send, token: tuple[list[Tensor], Work]) -> list[Part]:
         assert self._matrix is not None
-        left = torch.linalg.qr(self._summed(token, self._num_rows))[0]
+        summed = self._summed(token, self._num_rows)
+        with self._threads.alike():
+            left = torch.linalg.qr(summed)[0]
         self._right = self._summed(self._gather(self._matrix.t() @ left, send, _RIGHT), self._num_columns)
-        total = left @ self._right.t()
+        with self._threads.alike():
+            total = left @ self._right.t()
         self._error = self._matrix.sub_(total, alpha=1 / self.transport.size)
         (member,) = self.members
         return [Part(member, member.whole, total.view(-1))]

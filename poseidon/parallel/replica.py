@@ -32,6 +32,7 @@ from poseidon.parallel.structure import Structure, find_structure
 from poseidon.parallel.taker import Taker
 from poseidon.parallel.traffic import Agreed, Traffic
 from poseidon.parallel.words import Saying, Word, check_alike
+from poseidon.run.cards import agree_on_threads
 from poseidon.run.facts import Fact, check_facts, version_facts
 from poseidon.run.roundtable import Roundtable
 from poseidon.transport import Transport
@@ -52,6 +53,7 @@ class Replica:
         self.structure = find_structure(model)
         check_facts(version_facts(), self.table)
         check_facts(_model_facts(self.structure, model, options), self.table)
+        self._threads = agree_on_threads(self.table)
         copy_parameters(model, self.table)
         copy_buffers(model, self.table)
         self.syncs = True  # false under no_sync
@@ -100,7 +102,7 @@ class Replica:
     def _open(self, agreed: Agreed) -> None:
         """Exchanges by this plan from now on."""
         self.plan = agreed.plan
-        self.traffic = Traffic(agreed, self.structure, self.transport, self._sparse())
+        self.traffic = Traffic(agreed, self.structure, self.transport, self._sparse(), self._threads)
         self.traffic.restore(self._wire_state)
         self.gradients.scale = 1.0 / self.transport.size
         self.gradients.use(self.traffic)

@@ -18,6 +18,7 @@ from poseidon.comm.free_factors import FreeFactors
 from poseidon.comm.part import members_of
 from poseidon.comm.power import PowerSgd
 from poseidon.comm.rows import Rows
+from poseidon.comm.threads import Threads
 from poseidon.comm.wiring import ring_exchange
 from poseidon.parallel.round import Round
 from poseidon.parallel.structure import Structure
@@ -38,14 +39,16 @@ class Agreed:
 class Traffic:
     """`sparse` are the tables whose gradients are wanted as rows. `close` it when another plan takes its place."""
 
-    def __init__(self, agreed: Agreed, structure: Structure, transport: Transport, sparse: frozenset[str]) -> None:
+    def __init__(
+        self, agreed: Agreed, structure: Structure, transport: Transport, sparse: frozenset[str], threads: Threads
+    ) -> None:
         self.plan, self.sparse = agreed.plan, sparse
         self.exchanges: list[Exchange] = []
         for unit in self.plan.units:
             if unit.scheme is not Scheme.LOCAL:
                 members = members_of([(name, structure.params[name].parameter) for name in unit.params])
                 wiring = Wiring(unit, members, transport, self.plan.order)
-                self.exchanges.append(_exchange(wiring, agreed))
+                self.exchanges.append(_exchange(wiring, agreed, threads))
         self.of: dict[str, tuple[Exchange, Member]] = {
             member.name: (exchange, member) for exchange in self.exchanges for member in exchange.members
         }
@@ -69,14 +72,14 @@ class Traffic:
         self.scheduler.close()
 
 
-def _exchange(wiring: Wiring, agreed: Agreed) -> Exchange:
+def _exchange(wiring: Wiring, agreed: Agreed, threads: Threads) -> Exchange:
     first = wiring.members[0].name
     if wiring.unit.scheme is Scheme.RING:
         return ring_exchange(wiring, agreed.plan.wire)
     if wiring.unit.scheme is Scheme.FACTORS:
-        return FreeFactors(wiring, FactorLayout(agreed.num_rows[first], transposed=False))
+        return FreeFactors(wiring, FactorLayout(agreed.num_rows[first], transposed=False), threads)
     if wiring.unit.scheme is Scheme.POWER_SGD:
-        return PowerSgd(wiring, agreed.power_rank)
+        return PowerSgd(wiring, agreed.power_rank, threads)
     assert wiring.unit.scheme is Scheme.ROWS, f"{wiring.unit.scheme} is not among the schemes that were asked for"
     table = Rows(wiring)
     table.gives_rows = True

@@ -4,7 +4,8 @@ Nodes: a worker was told how many share its node (torchrun, Slurm, our launcher)
 of a host, in rank order, fill nodes of the size they were told.
 
 Threads: the cores that workers of a node may use are divided among them. A worker that Slurm has bound to cores of its
-own has those to itself; a core that several workers may use counts as a part for each. At least one thread each.
+own has those to itself; a core that several workers may use counts as a part for each. At least one thread each. What
+all must compute alike is computed by the fewest that anybody has (`comm/threads.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
+
+import torch
+
+from poseidon.comm.threads import Threads
+from poseidon.run.roundtable import Roundtable
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +60,9 @@ def threads_of(cards: Sequence[Card], nodes: Sequence[int]) -> list[int]:
         share = sum((Fraction(1, users[node, core]) for core in card.cores), Fraction(0))
         counts.append(card.threads or max(1, int(share)))
     return counts
+
+
+def agree_on_threads(table: Roundtable) -> Threads:
+    """What this worker computes with, and what the one with fewest does. All workers call it together."""
+    own = torch.get_num_threads()
+    return Threads(own, int(table.gather(torch.tensor(own)).min()))

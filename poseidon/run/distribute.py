@@ -29,6 +29,7 @@ from poseidon.errors import PlanError, UsageError
 from poseidon.plan import CommPlan, check_fits
 from poseidon.run.agreement import Agreement
 from poseidon.run.balance import Balance
+from poseidon.run.cards import agree_on_threads
 from poseidon.run.dealing import choose_way
 from poseidon.run.ended import EndedUpdates
 from poseidon.run.facts import (
@@ -104,6 +105,7 @@ class Distribution:
         _check_possible(solver, plan, transport.size)
         take_common_seed(solver, self._table)
         check_facts(replica_facts(solver), self._table)
+        self._threads = agree_on_threads(self._table)
         self._share_work()
         self._agreement = Agreement(self._table, options.agree_s, lag=1 + (options.staleness or 0))
         self._states = WorkerStates(solver, self._table)
@@ -200,7 +202,12 @@ class Distribution:
         options = self.options
         if options.staleness is None:
             return DistributedUpdates(
-                self.solver, plan, self.transport, averages=options.averages, listener=self._hear_comm
+                self.solver,
+                plan,
+                self.transport,
+                averages=options.averages,
+                threads=self._threads,
+                listener=self._hear_comm,
             )
         staleness = Staleness(options.staleness, Mode(options.consistency), options.servers)
         check_stale(self.solver, plan)

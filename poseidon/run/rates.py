@@ -20,6 +20,7 @@ import torch
 
 from poseidon.plan import NetProfile
 from poseidon.plan.cluster import DEFAULT_SEND_S
+from poseidon.run.cards import agree_on_threads
 from poseidon.run.roundtable import Roundtable
 from poseidon.solver import Solver
 from poseidon.solver.rules import Hyper
@@ -43,7 +44,8 @@ def measure_rates(solver: Solver, profile: NetProfile, table: Roundtable) -> Rat
     """Of this worker; infinite where the net has nothing of the kind. All workers call it together."""
     net = solver.net
     send_s, collective_s = exchange_seconds(table, net.device)
-    flops = product_flops(profile, table.size, net.device, net.dtype)
+    with agree_on_threads(table).alike():
+        flops = product_flops(profile, table.size, net.device, net.dtype)
     return Rates(flops, _update_bps(solver), send_s, collective_s)
 
 

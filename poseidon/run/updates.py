@@ -23,6 +23,7 @@ from poseidon.comm.conductor import Conductor
 from poseidon.comm.events import CommListener
 from poseidon.comm.notified.driver import NotifiedScheduler
 from poseidon.comm.notified.memory import Memory
+from poseidon.comm.threads import Threads
 from poseidon.plan import GPI, CommPlan, Scheme
 from poseidon.run.rule_site import RuleSite
 from poseidon.solver import Solver
@@ -43,6 +44,7 @@ class DistributedUpdates:
         transport: Transport,
         *,
         averages: bool = True,
+        threads: Threads | None = None,
         listener: CommListener | None = None,
     ) -> None:
         self.plan = plan
@@ -50,7 +52,7 @@ class DistributedUpdates:
         self._clip_limit = solver.param.clip_gradients
         self._divisor = transport.size if averages else 1
         self._still = [name for unit in plan.units if unit.scheme is Scheme.LOCAL for name in unit.params]
-        self.exchanges = make_exchanges(solver.net, plan, transport, solver.param.iter_size)
+        self.exchanges = make_exchanges(solver.net, plan, transport, solver.param.iter_size, threads)
         memory = Memory(plan, self.exchanges, transport) if plan.pattern == GPI else None  # moves parameters
         self._site = RuleSite(solver.rule, solver.slots, self.exchanges, transport)
         self.carriers = "" if memory is None else memory.endpoint.kind

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 
+from poseidon.comm.factors import FactorExchange
 from poseidon.plan import PlanRequest, Scheme, parse_overrides
 from poseidon.run.distribute import DistributeOptions
 from poseidon.run.planning import Links
 from poseidon.run.resume import Resume
+from poseidon.solver import Solver
 from tests.run.starts import Start, run_all
 from tests.solver.small import net_text
 
@@ -85,3 +87,38 @@ def test_nets_of_different_depth(listing):
     assert text.startswith("workers differ in the train net, line ")
     assert "on ranks 0 and 1 (host" in text
     assert "start all workers with the same solver and net" in text
+
+
+# -- what may differ --------------------------------------------------------------------------------------------------
+# Sixteen rows of factors, of 10 and 500 elements: in float32 two threads give their product other bits than one does.
+WIDE = """
+    layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 8 dim: 500 }
+            data_filler { type: "gaussian" } } }
+    layer { name: "t" type: "DummyData" top: "t" dummy_data_param { shape { dim: 8 dim: 10 } } }
+    layer { name: "fc" type: "InnerProduct" bottom: "x" top: "y"
+            inner_product_param { num_output: 10 weight_filler { type: "xavier" } } }
+    layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
+"""
+
+
+def count_threads(solver: Solver, seen: list[Any]) -> None:
+    """Notes how many threads every product of factors is computed by."""
+    for exchange in solver.updates.exchanges:
+        assert isinstance(exchange, FactorExchange)
+        product = exchange.product
+
+        def counted(a: torch.Tensor, b: torch.Tensor, product=product) -> torch.Tensor:
+            seen.append(torch.get_num_threads())
+            return product(a, b)
+
+        exchange.product = counted
+
+
+@pytest.mark.parametrize("pattern", ["collective", "gpi"])
+def test_workers_with_different_numbers_of_threads_keep_the_same_bits(pattern):
+    request = PlanRequest(scheme=Scheme.FACTORS, pattern=pattern)
+    one = Start(WIDE, "max_iter: 4", request=request, team=DistributeOptions(verify_replicas=1))
+    ends = run_all([one, replace(one, threads=2)], count_threads)
+    assert [end.text for end in ends] == ["", ""]
+    assert [end.seen for end in ends] == [[1] * 4] * 2
+    assert ends[0].parameters == ends[1].parameters
