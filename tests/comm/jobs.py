@@ -11,7 +11,7 @@ import torch
 from poseidon.comm import Exchange
 from poseidon.errors import PeerLost
 from poseidon.plan import CommPlan
-from tests.comm.nets import CASES, DEEP, Case
+from tests.comm.nets import ALL_CASES, DEEP, Case
 from tests.comm.training import (
     STEPS,
     assert_like_one_worker,
@@ -25,7 +25,7 @@ from tests.transport.jobs import joined
 from tests.worker_process import Seat
 from tests.workers import WorkerPool
 
-BY_NAME = {case.name: case for case in (*CASES, DEEP)}
+BY_NAME = {case.name: case for case in (*ALL_CASES, DEEP)}
 
 
 def train_all(seat: Seat, trainings: list[dict[str, str]], steps: int) -> list[list[list[float]]]:

@@ -1,17 +1,22 @@
 """Small nets with everything that is hard to exchange exactly, and the batches they are fed with.
 
 A net's inputs are drawn for the whole batch of all workers; worker r of P takes every P-th sample from the r-th on, as
-its random draws do.
+its random draws do. One reads records itself, in the same way.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from tests.data.make import datum, write_lmdb
 
 Inputs = dict[str, np.ndarray]
 
@@ -26,6 +31,9 @@ class Case:
     settings: str = ""
     batch: int = 2
     batch_axis: int = 0
+
+    def __str__(self) -> str:
+        return self.name
 
     def batch_of(self, clock: int, size: int) -> dict[str, Tensor]:
         """The clock-th batch of `size` workers together."""
@@ -199,6 +207,35 @@ def _draw_words(rng: np.random.RandomState, n: int) -> Inputs:
 WORDS = Case("words", _words, _draw_words, batch_axis=1)
 
 
+# -- pictures from a database, cropped and mirrored at random ---------------------------------------------------------
+_FOLDER = tempfile.TemporaryDirectory(prefix="poseidon-pictures-")  # gone with the process
+
+
+@cache
+def _pictures() -> str:
+    """An LMDB of 26 pictures, the same in every process: no number of samples that a test asks for divides it."""
+    rng = np.random.RandomState(7)
+    pixels = rng.randint(0, 256, (26, 2, 6, 6)).astype(np.uint8)
+    return write_lmdb(Path(_FOLDER.name) / "pictures", [datum(own, int(rng.randint(4))) for own in pixels])
+
+
+def _cropped(n: int) -> str:
+    return "\n".join(
+        [
+            f"""layer {{ name: "data" type: "Data" top: "x" top: "label"
+                transform_param {{ crop_size: 4 mirror: true scale: 0.01 }}
+                data_param {{ source: "{_pictures()}" batch_size: {n} backend: LMDB }} }}""",
+            _conv("conv", "x", "c", 4),
+            _layer("TanH", "tanh", "c", "a"),
+            _fc("fc", "a", "y", 4),
+            _loss("SoftmaxWithLoss", "y", "label"),
+        ]
+    )
+
+
+CROPPED = Case("cropped", _cropped, lambda rng, n: {})
+
+
 # -- a deep one, to watch the order in which things happen -------------------------------------------------------------
 def _deep(n: int) -> str:
     layers = [_input("x", n, 2, 4, 4), _input("label", n)]
@@ -215,3 +252,4 @@ def _deep(n: int) -> str:
 DEEP = Case("deep", _deep, lambda rng, n: {"x": _normal(rng, n, 2, 4, 4), "label": _classes(rng, 3, n)})
 
 CASES = (MLP, LENET, SIAMESE, TIED, CLIPPED, IGNORING, WORDS)
+ALL_CASES = (*CASES, CROPPED)  # with the one that cannot be fed from outside

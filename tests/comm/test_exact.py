@@ -1,8 +1,9 @@
 """P workers give the trajectory of one worker with the P-fold batch, whatever the scheme, and the same bits everywhere.
 
-The full product of nets, schemes, solvers and P would take an hour. What is run is a sample in which every pair of a
-net and a scheme, a scheme and a solver, a net and a solver, and each of these with a P occurs (`test_the_sample…`).
-How units are cut and fused, and how many are in flight, changes along.
+The full product of nets, schemes, solvers and P takes an hour: it is run with --full. Otherwise it is a sample in which
+every pair of a net and a scheme, a scheme and a solver, a net and a solver, and each of these with a P occurs
+(`test_the_sample…`). How units are cut and fused, and how many are in flight, changes along; and, where the planner
+chooses the schemes, what a message takes.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from poseidon.plan import PlanRequest, Scheme
-from tests.comm.nets import CASES, LENET, MLP, TIED, WORDS, Case
+from poseidon.plan import CommPlan, PlanRequest, Scheme
+from tests.comm.nets import ALL_CASES, LENET, MLP, TIED, WORDS, Case
 from tests.comm.training import (
     SOLVERS,
     STEPS,
@@ -37,6 +38,7 @@ LAYOUTS = (
     {"fuse_bytes": (0.0,), "chunk_bytes": (320.0,), "in_flight": 3},
     {"fuse_bytes": (600.0,), "chunk_bytes": (248.0,), "in_flight": 1},
 )
+LATENCIES_S = (1e-6, 1e-4)  # where bytes count, and where messages do
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,12 @@ class Choice:
     solver: str
     size: int
     layout: int
+    latency_s: float = LATENCIES_S[0]
+
+    @property
+    def plan(self) -> CommPlan:
+        request = PlanRequest(scheme=self.scheme, **LAYOUTS[self.layout])
+        return plan_of(self.case, self.size, request, latency_s=self.latency_s)
 
     def __str__(self) -> str:
         return f"{self.case.name}-{self.scheme.value if self.scheme else 'auto'}-{self.solver}-{self.size}"
@@ -54,9 +62,34 @@ class Choice:
 def sample() -> list[Choice]:
     kinds = list(SOLVERS)
     return [
-        Choice(case, scheme, kinds[(i + j) % 6], SIZES[(i + 2 * j + j // 2) % 4], (i + 2 * j) % 3)
-        for (i, case), (j, scheme) in itertools.product(enumerate(CASES), enumerate(SCHEMES))
+        Choice(
+            case,
+            scheme,
+            kinds[(i + j) % 6],
+            SIZES[(i + 2 * j + j // 2) % 4],
+            (i + 2 * j) % 3,
+            LATENCIES_S[i % 2],
+        )
+        for (i, case), (j, scheme) in itertools.product(enumerate(ALL_CASES), enumerate(SCHEMES))
     ]
+
+
+def everything() -> list[Choice]:
+    axes = itertools.product(ALL_CASES, SCHEMES, SOLVERS, SIZES)
+    return [Choice(*chosen, number % 3, LATENCIES_S[number % 2]) for number, chosen in enumerate(axes)]
+
+
+ROUNDED = [LENET, TIED, WORDS]
+ROUNDED_SAMPLE = [*itertools.product(ROUNDED, ["SGD", "Adam"], [3]), (LENET, "Adam", 2), (TIED, "SGD", 4)]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    is_full = metafunc.config.getoption("--full")
+    if "choice" in metafunc.fixturenames:
+        metafunc.parametrize("choice", everything() if is_full else sample(), ids=str)
+    elif "kind" in metafunc.fixturenames:
+        chosen = list(itertools.product(ROUNDED, ["SGD", "Adam"], SIZES)) if is_full else ROUNDED_SAMPLE
+        metafunc.parametrize(("case", "kind", "size"), chosen, ids=str)
 
 
 def test_the_sample_has_every_pair():
@@ -68,11 +101,14 @@ def test_the_sample_has_every_pair():
         assert found == every, (one, other, every - found)
 
 
-@pytest.mark.parametrize("choice", sample(), ids=str)
+def test_left_alone_the_planner_mixes_schemes():
+    """FACTOR_SERVER is for larger layers than any here."""
+    chosen = {unit.scheme for choice in sample() if choice.scheme is None for unit in choice.plan.units}
+    assert chosen >= {Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.FACTORS, Scheme.ROWS}, chosen
+
+
 def test_several_workers_equal_one_with_all_their_batches(choice):
-    layout = LAYOUTS[choice.layout]
-    plan = plan_of(choice.case, choice.size, PlanRequest(scheme=choice.scheme, **layout))
-    values = train(choice.case, choice.solver, plan)
+    values = train(choice.case, choice.solver, choice.plan)
     assert_like_one_worker(values, choice.case, choice.solver)
 
 
@@ -104,10 +140,7 @@ def single_runs(case: Case, kind: str, size: int) -> list[list[torch.Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("case", [LENET, TIED, WORDS], ids=lambda case: case.name)
-@pytest.mark.parametrize("kind", ["SGD", "Adam"])
-def test_in_single_precision_workers_are_no_further_than_another_order_of_summing(case, kind):
-    size = 3
+def test_in_single_precision_workers_are_no_further_than_another_order_of_summing(case, kind, size):
     first, *others = single_runs(case, kind, size)
     allowed = 3 * max(relative_distance(other, first) for other in others)
     assert 0 < allowed < 1e-2

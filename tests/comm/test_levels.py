@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from poseidon.plan import PlanRequest, Scheme
-from tests.comm.nets import CASES, CLIPPED, LENET, MLP, WORDS, Case
+from tests.comm.nets import ALL_CASES, CLIPPED, LENET, MLP, WORDS, Case
 from tests.comm.test_bytes import WIDTHS, Sizes
 from tests.comm.test_exact import LAYOUTS, SCHEMES
 from tests.comm.training import (
@@ -28,7 +28,7 @@ NODES = ((2,), (3,), (4,), (2, 1), (1, 2), (2, 2), (1, 2, 1), (3, 1, 4))
 
 def choices():
     kinds = list(SOLVERS)
-    pairs = itertools.product(enumerate(CASES), enumerate(SCHEMES))
+    pairs = itertools.product(enumerate(ALL_CASES), enumerate(SCHEMES))
     return [
         pytest.param(case, scheme, kinds[(i + 2 * j) % 6], NODES[(3 * i + j) % len(NODES)], LAYOUTS[(i + j) % 3],
                      id=f"{case.name}-{scheme.value if scheme else 'auto'}-{NODES[(3 * i + j) % len(NODES)]}")

@@ -7,7 +7,7 @@ import torch
 
 from poseidon.plan import PlanRequest, Scheme
 from tests.comm import jobs
-from tests.comm.nets import CLIPPED, IGNORING, LENET, MLP, TIED, WORDS
+from tests.comm.nets import CLIPPED, CROPPED, IGNORING, LENET, MLP, TIED, WORDS
 from tests.comm.training import plain_request, plan_of
 from tests.workers import WorkerPool
 
@@ -23,11 +23,13 @@ SAMPLE = (
     (CLIPPED, "AdaGrad", plain_request(scheme=Scheme.SERVER)),
     (IGNORING, "SGD", plain_request(scheme=Scheme.FACTOR_SERVER)),
     (WORDS, "Adam", plain_request(scheme=Scheme.ROWS)),
+    (CROPPED, "SGD", plain_request(scheme=Scheme.DOUBLING, fuse_bytes=(1e6,))),
 )
 
 
-def test_processes_equal_one_worker_with_all_their_batches(worker_pool: WorkerPool):
-    sample = [(case, kind, plan_of(case, SIZE, request)) for case, kind, request in SAMPLE]
+@pytest.mark.parametrize(("size", "chosen"), [(2, SAMPLE[::4]), (SIZE, SAMPLE), (4, SAMPLE[2::3])], ids=["2", "3", "4"])
+def test_processes_equal_one_worker_with_all_their_batches(worker_pool: WorkerPool, size, chosen):
+    sample = [(case, kind, plan_of(case, size, request)) for case, kind, request in chosen]
     jobs.assert_processes_like_one_worker(worker_pool, sample)
 
 

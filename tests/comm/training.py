@@ -16,6 +16,7 @@ from poseidon.net.layers.loss import LossLayer
 from poseidon.plan import Cluster, CommPlan, PlanRequest, make_plan
 from poseidon.run.layer_times import estimated_times
 from poseidon.run.profile import profile_net
+from poseidon.run.shards import share_batch
 from poseidon.run.updates import DistributedUpdates
 from poseidon.solver import NetOptions, Solver
 from poseidon.solver.passes import PassResult
@@ -74,7 +75,11 @@ def values_of(solver: Solver) -> list[Tensor]:
 
 
 def plan_of(
-    case: Case, size: int | tuple[int, ...], request: PlanRequest, dtype: torch.dtype = torch.float64
+    case: Case,
+    size: int | tuple[int, ...],
+    request: PlanRequest,
+    dtype: torch.dtype = torch.float64,
+    latency_s: float = 1e-6,
 ) -> CommPlan:
     """`size`: how many workers there are, each on a node of its own, or how many there are on each node."""
     nodes = (1,) * size if isinstance(size, int) else size
@@ -85,7 +90,7 @@ def plan_of(
         iter_size=solver.param.iter_size,
         needs_all_gradients=solver.param.clip_gradients >= 0,
     )
-    return make_plan(profile, Cluster(node_workers=nodes, bandwidth_bps=1e8, latency_s=1e-6), request)
+    return make_plan(profile, Cluster(node_workers=nodes, bandwidth_bps=1e8, latency_s=latency_s), request)
 
 
 def plain_request(**options) -> PlanRequest:
@@ -114,7 +119,7 @@ def join(
     listener: CommListener | None = None,
 ) -> Worker:
     """Makes a solver one of the workers, fed with its share."""
-    solver.net.draws.first, solver.net.draws.stride = transport.rank, transport.size
+    share_batch(solver.net, transport.rank, transport.size)
     solver.run = Fed(solver.net, lambda clock: case.share_of(clock, transport.rank, transport.size))
     counting = transport.subgroup(range(transport.size))  # never among the gradients, whose order is the plan's
     assert counting is not None

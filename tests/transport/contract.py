@@ -15,7 +15,7 @@ from torch import Tensor
 
 from poseidon.errors import TransportError, TransportTimeout
 from poseidon.transport.base import Transport
-from poseidon.transport.collectives import all_gather, exchange_slices, reduce_shards, shards_of
+from poseidon.transport.collectives import all_gather, exchange_slices, reduce_shards, shards_of, sum_in_pairs
 
 DTYPES = (
     torch.float32,
@@ -264,6 +264,25 @@ def collectives_agree_with_loops(transport: Transport) -> None:
         exchange_slices(transport, outgoing, incoming, tag=tag).wait()
         for place, part in enumerate(incoming):
             assert torch.equal(part, values(place * size + transport.rank, num_elems + transport.rank))
+
+
+def sums_in_pairs_are_the_same_everywhere(transport: Transport) -> list[float]:
+    """Exact where no order of additions matters; the same bits on all ranks where one does; groups; empty ones."""
+    size = transport.size
+    for tag, num_elems in enumerate((0, 1, 10, 40_001)):
+        tensor = values(transport.rank, num_elems)
+        sum_in_pairs(transport, tensor, tag=tag).wait()
+        assert torch.equal(tensor, sum_in_order([values(rank, num_elems) for rank in range(size)]))
+    group = [2, 0]
+    if transport.rank in group:
+        tensor = values(transport.rank, 7)
+        sum_in_pairs(transport, tensor, group=group, tag=5).wait()
+        assert torch.equal(tensor, values(2, 7) + values(0, 7))
+    tensor = rough(transport.rank, 1000)
+    sum_in_pairs(transport, tensor, tag=6).wait()
+    exact = sum_in_order([rough(rank, 1000).double() for rank in range(size)])
+    torch.testing.assert_close(tensor.double(), exact, rtol=1e-5, atol=1e-3)
+    return tensor.tolist()
 
 
 def parameters_travel_like_any_tensor(transport: Transport) -> None:

@@ -29,6 +29,7 @@ CLAUSES = [
     contract.subgroups_are_renumbered_and_apart,
     contract.misuse_is_refused,
     contract.collectives_agree_with_loops,
+    contract.sums_in_pairs_are_the_same_everywhere,
     contract.parameters_travel_like_any_tensor,
     contract.collectives_of_groups,
     contract.collectives_side_by_side,
