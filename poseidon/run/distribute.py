@@ -211,8 +211,8 @@ class Distribution:
             )
         staleness = Staleness(options.staleness, Mode(options.consistency), options.servers)
         check_stale(self.solver, plan)
+        hub = open_hub(self._serving or self.transport, staleness, managed_outgoing(options, self.solver.seed))
         if staleness.mode is Mode.MANAGED:
-            hub = open_hub(self._serving or self.transport, staleness, managed_outgoing(options, self.solver.seed))
             return ManagedUpdates(
                 self.solver,
                 plan,
@@ -222,7 +222,6 @@ class Distribution:
                 averages=options.averages,
                 listener=self._hear_comm,
             )
-        hub = open_hub(self._serving or self.transport, staleness)
         return StaleUpdates(self.solver, plan, hub, staleness, averages=options.averages, listener=self._hear_comm)
 
     @property
@@ -266,7 +265,8 @@ class Distribution:
         saved = "none" if brought.plan is None else brought.plan.to_json()
         check_facts([*replica_facts(self.solver), Fact("snapshot's plan", saved, SAME_FILES)], self._table)
         plan = brought.plan if self.options.reuse_plan and self._serving is None else None
-        if plan is not None and plan != self.plan and _fits(self.solver, plan, self._table.size):
+        is_stale = self.options.staleness is not None
+        if plan is not None and plan != self.plan and _fits(self.solver, plan, self._table.size, is_stale=is_stale):
             self._use(plan)
         if self.updates is not None:
             if isinstance(self.updates, (StaleUpdates, ManagedUpdates)):
@@ -333,9 +333,11 @@ def _check_plan(solver: Solver, plan: CommPlan, size: int) -> None:
     check_fits(plan, profile)
 
 
-def _fits(solver: Solver, plan: CommPlan, size: int) -> bool:
+def _fits(solver: Solver, plan: CommPlan, size: int, *, is_stale: bool) -> bool:
     try:
         _check_plan(solver, plan, size)
+        if is_stale:
+            check_stale(solver, plan)
     except PlanError:
         return False
     return True

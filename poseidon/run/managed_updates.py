@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,13 +21,12 @@ from poseidon.comm.exchange import Wiring
 from poseidon.comm.part import Member, members_of
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
-from poseidon.comm.stale.lazy import LazyShard
-from poseidon.comm.stale.managed import Managed, ManagedOptions, PerClock, PerSecond, RowOrder, Unlimited
+from poseidon.comm.stale.managed import Managed, ManagedOptions, PerClock, RowOrder, allowance_of
 from poseidon.comm.stale.message import Kind, Message, as_bytes
 from poseidon.comm.stale.outgoing import ORDINARY
 from poseidon.comm.stale.protocol import Entry, Mode
 from poseidon.comm.stale.row_units import RowExchange, RowScheduler, RowTable, rows_and_width
-from poseidon.comm.stale.shard import Addition, Shard, Update
+from poseidon.comm.stale.shard import Addition
 from poseidon.comm.stale.table import Serving, open_table
 from poseidon.plan import CommPlan, Scheme, Unit
 from poseidon.run.options import DistributeOptions
@@ -106,17 +104,9 @@ class ManagedUpdates:
         )
 
     def _open(self, table: RowTable) -> None:
-        hub, values = self.hub, table.values()
+        values = table.values()
         table.cache.seed(values, 0)
-        shard = open_table(hub, table.spec, table.cache, Serving(Addition(), "", values), partial(_lazy_shard, hub))
-        outgoing = hub.outgoing
-
-        def register() -> None:
-            outgoing.register(table.lazy)
-            if isinstance(outgoing, Managed) and isinstance(shard, LazyShard):
-                outgoing.register_values(shard)
-
-        hub.call(register)
+        open_table(self.hub, table.spec, table.cache, Serving(Addition(), "", values))
 
     # -- the solver's protocol --------------------------------------------------------------------------------------
     def begin(self) -> None:
@@ -189,13 +179,9 @@ class ManagedUpdates:
 
 
 def managed_outgoing(options: DistributeOptions, seed: int) -> Managed:
-    """Which message leaves next, as the options say."""
-    allowance = Unlimited() if options.limit_bps is None else PerSecond(options.limit_bps)
-    return Managed(allowance, ManagedOptions(RowOrder(options.row_order), options.half_rows, seed % 2**32))
-
-
-def _lazy_shard(hub: Hub, spec: TableSpec, rank: int, update: Update) -> Shard:
-    return LazyShard(hub, spec, update)
+    """Which message leaves next, as the options say, in managed mode and, by urgency alone, in the others."""
+    order = ManagedOptions(RowOrder(options.row_order), options.half_rows, seed % 2**32)
+    return Managed(allowance_of(options.limit_bps), order)
 
 
 def _nothing() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from poseidon.comm.stale.hub import Hub, HubOptions
+from poseidon.comm.stale.managed import Managed, allowance_of
 from poseidon.errors import UsageError
-from poseidon.run.stale_rule import update_from
+from poseidon.run.stale_rule import shard_from
 from poseidon.transport import Transport
 
 
@@ -18,6 +19,7 @@ def workers_of(transport: Transport, num_servers: int) -> Transport | None:
     return transport.subgroup(range(num_workers))
 
 
-def serve_tables(transport: Transport, num_servers: int) -> None:
-    """Serves until all workers have finished."""
-    Hub(transport, HubOptions(num_servers=num_servers, make_update=update_from)).close()
+def serve_tables(transport: Transport, num_servers: int, limit_bps: float | None = None) -> None:
+    """Serves until all workers have finished. `limit_bps`: what this process may send."""
+    outgoing = Managed(allowance_of(limit_bps))
+    Hub(transport, HubOptions(num_servers, outgoing, make_shard=shard_from)).close()

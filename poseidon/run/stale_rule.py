@@ -14,8 +14,10 @@ import torch
 from google.protobuf import text_format
 from torch import Tensor
 
+from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
-from poseidon.comm.stale.shard import Addition, Total, Update
+from poseidon.comm.stale.lazy_shard import shard_of
+from poseidon.comm.stale.shard import Addition, Shard, Total, Update
 from poseidon.comm.stale.units import UnitTable
 from poseidon.solver import Solver
 from poseidon.solver.rules import Hyper, Slot, rule_for
@@ -74,9 +76,10 @@ class RuleUpdate:
         self._rule.update(slots, grads, hyper)
 
 
-def update_from(spec: TableSpec, text: str) -> Update:
-    """What a server makes of updates, as a worker tells it: a rule's, or (no text) their sum."""
-    return RuleUpdate(spec, text) if text else Addition()
+def shard_from(hub: Hub, spec: TableSpec, text: str) -> Shard:
+    """What a rank that only serves has of a table, as a worker tells it: updates by a rule, or (no text) their sum."""
+    update: Update = RuleUpdate(spec, text) if text else Addition()
+    return shard_of(hub, spec, update)
 
 
 def rule_text(solver: Solver, table: UnitTable, divisor: int) -> str:

@@ -33,7 +33,7 @@ from poseidon.errors import PlanError, UsageError
 from poseidon.net.layers.embed import Embed
 from poseidon.plan import STALE_SCHEMES, CommPlan, Scheme, Unit
 from poseidon.run.rule_site import RuleSite
-from poseidon.run.stale_rule import RuleUpdate, rule_text, update_from
+from poseidon.run.stale_rule import RuleUpdate, rule_text, shard_from
 from poseidon.solver import Solver
 from poseidon.solver.clip import Clipping
 from poseidon.solver.rules import Hyper
@@ -270,4 +270,4 @@ def check_stale(solver: Solver, plan: CommPlan) -> None:
 
 def open_hub(transport: Transport, staleness: Staleness, outgoing: MessageScheduler | None = None) -> Hub:
     """This process's hub, worker or server; all processes call it together."""
-    return Hub(transport, HubOptions(staleness.num_servers, outgoing, make_update=update_from))
+    return Hub(transport, HubOptions(staleness.num_servers, outgoing, make_shard=shard_from))

@@ -34,7 +34,7 @@ from poseidon.run.facts import Fact, check_facts, lines_of, net_facts, setting_f
 from poseidon.run.lookout import Lookout, Outlook
 from poseidon.run.observation import Observation
 from poseidon.run.planning import Links, Planned, Planning, plan_together
-from poseidon.run.rendezvous import Place
+from poseidon.run.rendezvous import Place, lead_nccl
 from poseidon.run.resume import Resume, agree_on_snapshot
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.seat import Seat, cluster_facts
@@ -120,6 +120,7 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
         torch.cuda.set_device(options.net.device)
     is_multi_host = place.local_size is not None and place.local_size < place.size
     interface = choose_interface(place.master_address, is_multi_host=is_multi_host, wanted=options.interface)
+    lead_nccl(os.environ, interface.name)
     master = Master(place.master_address, place.master_port, place.store_prefix)
     joining = C10dOptions(
         address=interface.address, secret=options.secret, vitals=options.watch.vitals, one_sided=options.one_sided
@@ -132,7 +133,7 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
         workers = workers_of(transport, options.team.servers)
         pace = None if options.links.limit_bps is None else Pace(options.links.limit_bps)
         if workers is None:
-            serve_tables(_kept_to(transport, pace), options.team.servers)
+            serve_tables(_kept_to(transport, pace), options.team.servers, options.links.limit_bps)
             return
         wire = _kept_to(workers, pace)
         table = everybody if wire is transport else Roundtable(wire)
@@ -165,7 +166,7 @@ def _check_alike(table: Roundtable, param: caffe_pb2.SolverParameter, options: W
             Fact("options of the nets", lines_of(net), f"{asked} device, --freeze and --renew"),
             Fact("plan asked for", lines_of(options.request), f"{asked} --scheme, --schemes, --wire and --pattern"),
             Fact("links", lines_of(options.links), f"{asked} --bandwidth, --latency and --bandwidth-limit"),
-            Fact("snapshot to go on from", str(options.resume), f"{asked} --snapshot"),
+            Fact("snapshot to go on from", str(options.resume.asked), f"{asked} --snapshot"),
             Fact("carrier of notified puts", options.one_sided, f"{asked} --one-sided"),
         ],
         table,

@@ -25,6 +25,7 @@ from tests.run.jobs import (
     assert_alike,
     assert_close,
     built,
+    in_team,
     parameters,
     picture_net,
     solver_param,
@@ -154,6 +155,77 @@ def test_a_resumed_run_repeats_an_uninterrupted_one(pictures, tmp_path, servers)
     alone, _ = built(param)
     alone.restore(tmp_path / "s_iter_3.solverstate.h5")  # the format is Caffe's: any number of workers goes on from it
     assert alone.iter == 3
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_resumed_managed_run_repeats_an_uninterrupted_one(pictures, tmp_path, servers):
+    """With staleness 0 and a linear rule: everybody goes on with the mean of the momenta, whose steps add up to the
+    same."""
+    param = solver_param(picture_net(pictures, 2), f'snapshot_prefix: "{tmp_path}/s" snapshot_format: HDF5')
+    options = stale(0, consistency="ssp-managed", servers=servers)
+
+    def first(worker: Worker) -> list[torch.Tensor]:
+        worker.solver.step(3)
+        worker.solver.snapshot()
+        worker.solver.step(3)
+        return parameters(worker.solver)
+
+    def again(worker: Worker) -> list[torch.Tensor]:
+        worker.solver.step(2)  # other values, momenta and clocks than those to come
+        worker.solver.restore(tmp_path / "s_iter_3.solverstate.h5")
+        worker.solver.step(3)
+        return parameters(worker.solver)
+
+    whole = under_staleness(2, param, first, options, managed=True)
+    resumed = under_staleness(2, param, again, options, managed=True)
+    assert_close(resumed[0], whole[0])
+    assert_close(resumed[1], resumed[0])
+
+
+def test_a_managed_run_goes_on_from_what_was_saved(pictures, tmp_path):
+    """Under staleness: after a restore all workers have the parameters of the snapshot, and end with the same."""
+    param = solver_param(picture_net(pictures, 2), f'snapshot_prefix: "{tmp_path}/s" snapshot_format: HDF5')
+
+    def first(worker: Worker) -> list[torch.Tensor]:
+        worker.solver.step(4)
+        worker.solver.snapshot()
+        return parameters(worker.solver)
+
+    def again(worker: Worker) -> list[list[torch.Tensor]]:
+        worker.solver.step(3)
+        worker.solver.restore(tmp_path / "s_iter_4.solverstate.h5")
+        restored = parameters(worker.solver)
+        worker.solver.step(4)
+        return [restored, parameters(worker.solver)]
+
+    options = stale(2, consistency="ssp-managed")
+    saved = under_staleness(3, param, first, options, managed=True)
+    found = under_staleness(3, param, again, options, managed=True)
+    for restored, end in found:
+        assert_close(restored, saved[0])
+        assert_close(end, found[0][1])
+
+
+@pytest.mark.parametrize("consistency", ["ssp-push", "ssp-managed"])
+def test_a_snapshot_of_an_exact_run_goes_on_under_staleness(pictures, tmp_path, consistency):
+    """It brings a plan along that has no servers: that is left aside."""
+    param = solver_param(picture_net(pictures, 2), f'snapshot_prefix: "{tmp_path}/s" snapshot_format: HDF5')
+
+    def first(worker: Worker) -> list[torch.Tensor]:
+        worker.solver.step(3)
+        worker.solver.snapshot()
+        worker.solver.step(3)
+        return parameters(worker.solver)
+
+    def again(worker: Worker) -> list[torch.Tensor]:
+        worker.solver.restore(tmp_path / "s_iter_3.solverstate.h5")
+        worker.solver.step(3)
+        return parameters(worker.solver)
+
+    whole = in_team(2, param, first, scheme=Scheme.RING)
+    options = stale(0, consistency=consistency)
+    resumed = under_staleness(2, param, again, options, managed=consistency == "ssp-managed")
+    assert_close(resumed[0], whole[0])
 
 
 def test_a_request_is_acted_upon_by_all_in_the_same_iteration(pictures):

@@ -11,5 +11,5 @@
     table.py       poseidon.Table
 
 A net is put on tables by `units.py` (its parameters) and `scheduler.py` (its exchanges). In managed mode, where rows
-leave when there is room for them, `lazy.py`, `row_units.py` and `managed.py` take their places.
+leave when there is room for them, `lazy.py`, `lazy_shard.py`, `row_units.py` and `managed.py` take their places.
 """

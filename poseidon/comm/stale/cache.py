@@ -21,7 +21,6 @@ from torch import Tensor
 from poseidon.comm.stale.forms import add_update, dense_of, pairs_payload, rows_of, rows_payload
 from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.message import Form, Kind, Message, as_bytes
-from poseidon.comm.stale.outgoing import Waiting, empty_waiting
 
 UNKNOWN = -1  # the version of a row that was never read
 
@@ -77,8 +76,6 @@ class OwnUpdates(Cache):
         super().__init__(spec)
         self.unsent = torch.zeros_like(self.values)
         self._touched = np.zeros(spec.num_rows, dtype=bool)
-        self._since = np.zeros(spec.num_rows, dtype=np.int64)
-        self._num_touches = 0
         self._numbers = [0] * len(spec.spans)
         self._sent: list[deque[Message]] = [deque() for _ in spec.spans]  # deltas that no server has confirmed
 
@@ -95,9 +92,6 @@ class OwnUpdates(Cache):
         self._touch(slice(None))
 
     def _touch(self, rows: np.ndarray | slice) -> None:
-        new = ~self._touched[rows]
-        self._num_touches += 1
-        self._since[rows] = np.where(new, self._num_touches, self._since[rows])
         self._touched[rows] = True
 
     def entered(self, part: int, number: int) -> None:
@@ -132,25 +126,6 @@ class OwnUpdates(Cache):
             self._touched[span.first + rows] = False
         return self._numbered(part, clock, form, count, payload, ends=True)
 
-    @torch.no_grad()
-    def early(self, part: int, clock: int, rows: np.ndarray, *, half: bool) -> Message:
-        """What was added to some rows of a part (counted from its first), ahead of the clock."""
-        span = self.spec.spans[part]
-        places = torch.from_numpy(span.first + rows)
-        delta = self.unsent[places]
-        if half:
-            # Never beyond what the narrow type holds; the rest, and what rounding loses, goes later.
-            most = torch.finfo(torch.float16).max
-            wire = delta.clamp(-most, most).to(torch.float16)
-            self.unsent[places] = delta - wire.to(delta.dtype)
-        else:
-            wire = delta
-            self.unsent[places] = 0
-            self._touched[span.first + rows] = False
-        payload = rows_payload(torch.from_numpy(rows), wire)
-        form = Form.HALF if half else Form.ROWS
-        return self._numbered(part, clock, form, len(rows), payload, ends=False)
-
     def _written(self, part: int, rows: np.ndarray) -> tuple[Form, int, Tensor]:
         """Touched rows in the shortest form."""
         span, width = self.spec.spans[part], self.spec.width
@@ -180,22 +155,3 @@ class OwnUpdates(Cache):
         message = Message(Kind.DELTA, self.spec.index, part, clock, number, form, count, ends, payload=payload)
         self._sent[part].append(message)
         return message
-
-    # -- for a message scheduler ------------------------------------------------------------------------------------
-    def num_waiting(self) -> int:
-        return int(self._touched.sum())
-
-    def waiting(self, without: int) -> Waiting:
-        """Rows with deltas that wait, but those of one server (this rank's own)."""
-        spec = self.spec
-        row_bytes = 4 + spec.row_bytes
-        rows = np.flatnonzero(self._touched)
-        if len(rows) == 0:
-            return empty_waiting(row_bytes)
-        firsts = np.array([span.first for span in spec.spans])
-        owners = np.array([span.owner for span in spec.spans])[np.searchsorted(firsts, rows, side="right") - 1]
-        rows, owners = rows[owners != without], owners[owners != without]
-        places = torch.from_numpy(rows)
-        magnitudes = torch.linalg.vector_norm(self.unsent[places], dim=1).numpy()
-        weights = torch.linalg.vector_norm(self.values[places], dim=1).numpy()
-        return Waiting(rows, owners, magnitudes, weights, self._since[rows], row_bytes)

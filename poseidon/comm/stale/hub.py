@@ -28,7 +28,7 @@ from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.mailbox import NUM_SLOTS, SLOT_BYTES, Mailbox
 from poseidon.comm.stale.message import Kind, Message
 from poseidon.comm.stale.outgoing import ORDINARY, InOrder, MessageScheduler
-from poseidon.comm.stale.shard import Addition, Shard, Update
+from poseidon.comm.stale.shard import Addition, Shard
 from poseidon.errors import PeerLost, TransportError, TransportTimeout, UsageError
 from poseidon.transport import Transport
 
@@ -38,17 +38,21 @@ MEET_S = 120.0
 _NO_TABLE = 2**32 - 1
 
 
+def _adding_shard(hub: Hub, spec: TableSpec, text: str) -> Shard:
+    return Shard(spec, hub.rank, Addition())
+
+
 @dataclass(frozen=True, slots=True)
 class HubOptions:
     """`num_servers`: how many ranks, the last ones, do nothing but serve; 0: every worker serves its share.
 
-    `outgoing`: which message leaves next (`outgoing.py`); None: in order. `make_update`: what becomes of updates on
-    ranks that only serve, from what the workers tell of it.
+    `outgoing`: which message leaves next (`outgoing.py`); None: in order. `make_shard`: what a rank that only serves
+    has of a table, from its spec and what the workers tell of its updates; called on the hub's thread.
     """
 
     num_servers: int = 0
     outgoing: MessageScheduler | None = None
-    make_update: Callable[[TableSpec, str], Update] = lambda spec, text: Addition()
+    make_shard: Callable[[Hub, TableSpec, str], Shard] = _adding_shard
     slot_bytes: int = SLOT_BYTES
     num_slots: int = NUM_SLOTS
 
@@ -78,7 +82,7 @@ class Hub:
         self._recalled: dict[tuple[int, int, int], Message] = {}
         self.arrived: Callable[[int], None] = lambda table: None  # hears of a table's new values, before who waits
         self._jobs: deque[Callable[[], None]] = deque()
-        self._make_update = options.make_update
+        self._make_shard = options.make_shard
         self._creating: dict[int, Shard] = {}  # on ranks that only serve: tables whose seeds are still coming
         self._told: set[tuple[int, int]] = set()  # (server, table) that have nothing more for this worker
         self._gone: set[int] = set()  # workers that have said goodbye
@@ -273,7 +277,7 @@ class Hub:
         if message.kind is Kind.CREATE:
             told = json.loads(message.payload.numpy().tobytes())
             spec = TableSpec.from_json(told["spec"])
-            self._creating[spec.index] = Shard(spec, self.rank, self._make_update(spec, told["update"]))
+            self._creating[spec.index] = self._make_shard(self, spec, told["update"])
         else:
             self._creating[message.table].receive(worker, message)
         if message.ends:

@@ -35,6 +35,7 @@ WAKE_ID = 0
 SLOT_BYTES = 256 << 10
 NUM_SLOTS = 16
 _LETTERS_QUEUE, _NEWS_QUEUE = 1, 0
+_WITHOUT_NETWORK = ("self", "shared memory")  # as an endpoint calls its links
 _FRAGMENT = struct.Struct("<IQQ")  # number of the message, its bytes, where this fragment begins
 
 
@@ -77,6 +78,7 @@ class Mailbox:
         self.num_made: Counter[tuple[int, int]] = Counter()  # letters, by whom they are for and the table
         self.num_left: Counter[tuple[int, int]] = Counter()
         self.left: Callable[[int, int], None] = lambda rank, table: None  # hears of each letter that was put
+        outgoing.know([rank for rank, link in enumerate(endpoint.links) if link in _WITHOUT_NETWORK])
 
     # -- out --------------------------------------------------------------------------------------------------------
     def letters(self, message: Message, to: Iterable[int], priority: int, *, is_early: bool = False) -> list[Letter]:

@@ -12,6 +12,10 @@ urgent meanwhile waits for one of them at most.
 
     importance    |Δ| / |w| of the row, largest first        fifo     the row that has waited longest
     random        any, drawn from a seed                     fixed    by number, round and round
+
+A budget is for the network: what goes to ranks that share memory with this one is neither counted nor held up.
+Without tables in managed mode it is a plain budget: letters leave by urgency, when they may, and wait here until then,
+where more urgent ones can still pass them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import Protocol
 
 import numpy as np
 
-from poseidon.comm.stale.outgoing import DeltaSource, InOrder, Letter, Waiting
+from poseidon.comm.stale.outgoing import DeltaSource, InOrder, Letter, ValueSource, Waiting
 from poseidon.transport.pacing import BURST_S, MIN_PIECE_BYTES, WIRE_SHARE, TokenBucket
 
 LETTER_BYTES = 32 << 10
@@ -78,6 +82,11 @@ class PerSecond:
         return self._bucket
 
 
+def allowance_of(limit_bps: float | None) -> Allowance:
+    """None: as much as the network carries."""
+    return Unlimited() if limit_bps is None else PerSecond(limit_bps)
+
+
 class PerClock:
     """So many bytes per clock of this worker, for experiments that shall not depend on how fast anything is. What must
     go goes all the same, and is paid back from later clocks."""
@@ -94,15 +103,6 @@ class PerClock:
 
     def spend(self, num_bytes: int, now_s: float) -> None:
         self._left -= num_bytes
-
-
-class ValueSource(Protocol):
-    """A server's part of a table whose values may leave when there is room for them."""
-
-    def num_pending(self) -> int: ...
-
-    def letters_to(self, ready: Collection[int]) -> list[Letter]:
-        """The newest values for one of these workers that has older ones; none: nobody has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,9 @@ class Managed:
         self._random = np.random.RandomState(self._options.seed)
         self._next_row: dict[int, int] = {}  # of the order FIXED, by table
         self._values_turn = False
-        self._chosen: deque[tuple[DeltaSource, np.ndarray]] = deque()  # rows that leave next, a letter of them each
+        self._neighbours: frozenset[int] = frozenset()
+        # Rows that leave next, a letter of them each: to neighbours (true), and over the network.
+        self._chosen: dict[bool, deque[tuple[DeltaSource, np.ndarray]]] = {True: deque(), False: deque()}
         self.num_early = 0  # rows that have left ahead of their clock
 
     # -- the protocol -----------------------------------------------------------------------------------------------
@@ -134,14 +136,23 @@ class Managed:
         self._must.put(letter)
 
     def take(self, ready: Collection[int], now_s: float) -> Letter | None:
-        if not isinstance(self.allowance, PerClock) and self.allowance.delay_s(now_s) != 0:
+        near = [rank for rank in ready if rank in self._neighbours]
+        far = [rank for rank in ready if rank not in self._neighbours]
+        may_send = self.allowance.delay_s(now_s) == 0
+        letter = self._must.take([*near, *far] if may_send or isinstance(self.allowance, PerClock) else near, now_s)
+        if letter is None:
+            letter = self._spare(near, now_s, near=True)
+        if letter is None and may_send:
+            letter = self._spare(far, now_s, near=False)
+        return letter
+
+    def _spare(self, ready: Collection[int], now_s: float, *, near: bool) -> Letter | None:
+        """Something that need not go yet, if nothing that must go waits for the same way."""
+        if not ready or any((rank in self._neighbours) == near for rank in self._must.targets()):
             return None
-        letter = self._must.take(ready, now_s)
-        if letter is not None or self._must.num_waiting or self.allowance.delay_s(now_s) != 0:
-            return letter
         for _ in range(2):
             self._values_turn = not self._values_turn
-            letters = self._pending(ready) if self._values_turn else self._early(ready)
+            letters = self._pending(ready) if self._values_turn else self._early(ready, near=near)
             if letters:
                 for more in letters:
                     self._must.put(more)
@@ -156,7 +167,11 @@ class Managed:
         return delay_s if has_more or any(source.num_pending() for source in self._values) else None
 
     def sent(self, letter: Letter, now_s: float) -> None:
-        self.allowance.spend(letter.num_bytes, now_s)
+        if letter.to not in self._neighbours:
+            self.allowance.spend(letter.num_bytes, now_s)
+
+    def know(self, neighbours: Collection[int]) -> None:
+        self._neighbours = frozenset(neighbours)
 
     def register(self, source: DeltaSource) -> None:
         self._sources.append(source)
@@ -178,13 +193,14 @@ class Managed:
                 return letters
         return []
 
-    def _early(self, ready: Collection[int]) -> list[Letter]:
+    def _early(self, ready: Collection[int], *, near: bool) -> list[Letter]:
         """Some rows of a table, as many as one letter holds. To look at everything that waits costs a pass over it: the
         next CHOSEN letters are chosen at once."""
-        if not self._chosen:
-            self._choose(ready)
-        while self._chosen:
-            source, rows = self._chosen.popleft()
+        chosen = self._chosen[near]
+        if not chosen:
+            chosen.extend(self._choose(ready))
+        while chosen:
+            source, rows = chosen.popleft()
             letters = source.letters(rows, half=self._options.half)
             if letters:
                 self.num_early += len(rows)
@@ -192,7 +208,7 @@ class Managed:
                 return letters
         return []
 
-    def _choose(self, ready: Collection[int]) -> None:
+    def _choose(self, ready: Collection[int]) -> list[tuple[DeltaSource, np.ndarray]]:
         found: list[tuple[float, DeltaSource, np.ndarray]] = []
         for source in self._sources:
             if source.num_waiting() == 0:
@@ -208,7 +224,7 @@ class Managed:
                 letter = ordered[first : first + count]
                 found.append((float(scores[letter].mean()), source, waiting.rows[chosen[letter]]))
         found.sort(key=lambda entry: -entry[0])
-        self._chosen.extend((source, rows) for _, source, rows in found[:CHOSEN])
+        return [(source, rows) for _, source, rows in found[:CHOSEN]]
 
     def _scores(self, table: int, waiting: Waiting) -> np.ndarray:
         """Of every row that waits: the highest goes first."""

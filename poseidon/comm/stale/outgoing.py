@@ -15,11 +15,14 @@ The hub's thread owns it and calls
     due_s(now_s)            seconds after which `take` may have one although nothing was put and no mailbox emptied
                             meanwhile; None: not by itself
     register(source)        a table in managed mode: deltas that need not wait for the clock (below)
+    register_values(source) a server's part of one: values that somebody has older ones of
     sent(letter, now_s)     it has been handed to the transport
+    know(neighbours)        once, before all else: the ranks that are reached without the network
 
 from one thread, so it needs no locks; `now_s` is a monotonic clock's, so that tests can play it. A scheduler that
-limits bandwidth counts `letter.num_bytes` in `sent`, lets `take` return None, and `due_s` say for how long. It must let
-every letter go at last. `InOrder` is the plain one: more urgent first, else first come, first served.
+limits bandwidth counts `letter.num_bytes` in `sent`, lets `take` return None, and `due_s` say for how long; what goes
+to neighbours costs nothing and is held up by nothing. It must let every letter go at last. `InOrder` is the plain one:
+more urgent first, else first come, first served.
 
 Early deltas
 ------------
@@ -101,6 +104,15 @@ class DeltaSource(Protocol):
         stays behind to go later."""
 
 
+class ValueSource(Protocol):
+    """A server's part of a table whose values may leave when there is room for them."""
+
+    def num_pending(self) -> int: ...
+
+    def letters_to(self, ready: Collection[int]) -> list[Letter]:
+        """Newer values for one of these workers that has older ones, a letter of them; none: nobody has."""
+
+
 class MessageScheduler(Protocol):
     """See the module's docstring."""
 
@@ -113,6 +125,10 @@ class MessageScheduler(Protocol):
     def sent(self, letter: Letter, now_s: float) -> None: ...
 
     def register(self, source: DeltaSource) -> None: ...
+
+    def register_values(self, source: ValueSource) -> None: ...
+
+    def know(self, neighbours: Collection[int]) -> None: ...
 
     @property
     def num_waiting(self) -> int:
@@ -148,6 +164,16 @@ class InOrder:
 
     def register(self, source: DeltaSource) -> None:
         """Nothing leaves early."""
+
+    def register_values(self, source: ValueSource) -> None:
+        """Values leave when they are asked for."""
+
+    def know(self, neighbours: Collection[int]) -> None:
+        """All are alike."""
+
+    def targets(self) -> list[int]:
+        """Ranks to which letters wait."""
+        return [to for to, queue in self._queues.items() if queue]
 
 
 def empty_waiting(row_bytes: int) -> Waiting:

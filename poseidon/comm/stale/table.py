@@ -10,6 +10,9 @@
 `get` blocks only while some worker is more than s clocks behind; with s = 0 it returns exactly the sum of everybody's
 updates of all finished clocks, in the same bits on all workers. `inc` and `clock` never block.
 
+Updates leave at the clock. Those of a managed table leave by rows, when there is room for them, and at the latest
+s clocks after (`lazy.py`); values come back the same way.
+
 A table is dense (workers read all of it, and servers send all that is new) or, with `sparse=True`, read by rows: only
 rows that a worker has asked for once come to it, and go when it has touched them. Either way an update travels in the
 shortest of three forms: all elements, touched rows, or single elements with their places.
@@ -20,7 +23,7 @@ Every worker of the job creates the same tables in the same order; one thread of
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -31,14 +34,14 @@ from torch import Tensor
 from poseidon.comm.stale.cache import Cache, OwnUpdates
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
+from poseidon.comm.stale.lazy import LazyTable, LazyUpdates
+from poseidon.comm.stale.lazy_shard import shard_of
 from poseidon.comm.stale.message import Form, Kind, Message, as_bytes
-from poseidon.comm.stale.outgoing import Letter, Waiting
 from poseidon.comm.stale.protocol import Mode, version_needed
-from poseidon.comm.stale.shard import Addition, Shard, Update
+from poseidon.comm.stale.shard import Addition, Update
 from poseidon.errors import UsageError
 
 Rows: TypeAlias = Sequence[int] | Tensor | np.ndarray
-MakeShard: TypeAlias = Callable[[TableSpec, int, Update], Shard]
 
 
 class Table:
@@ -47,6 +50,7 @@ class Table:
     def __init__(self, hub: Hub, spec: TableSpec, cache: OwnUpdates) -> None:
         self.spec = spec
         self._hub, self._cache = hub, cache
+        self._lazy = LazyTable(hub, cache) if isinstance(cache, LazyUpdates) else None
         self._clock = 0
         self._firsts = np.array([span.first for span in spec.spans])
 
@@ -74,9 +78,12 @@ class Table:
             return int(self._cache.versions.min())
 
     # -- the three calls --------------------------------------------------------------------------------------------
-    def get(self, rows: Rows | None = None) -> Tensor:
-        """A copy of these rows, in this order, or of all."""
-        need = version_needed(self._clock, self.spec.staleness)
+    def get(self, rows: Rows | None = None, *, staleness: int | None = None) -> Tensor:
+        """A copy of these rows, in this order, or of all. `staleness`: less than the table's own, for this once."""
+        behind = self.spec.staleness if staleness is None else min(staleness, self.spec.staleness)
+        need = version_needed(self._clock, behind)
+        if behind < self.spec.staleness:
+            self.flush(behind)  # others who come as far may ask for the same
         wanted = None if rows is None else self._numbers(rows)
         if self.spec.by_rows:
             self._fetch(np.arange(self.spec.num_rows) if wanted is None else np.unique(wanted.numpy()), need)
@@ -101,29 +108,44 @@ class Table:
                 self._cache.add(numbers, given)
 
     def clock(self) -> None:
-        """What was added since the last clock is this clock's update; it leaves now."""
+        """What was added since the last clock is this clock's update; it leaves now, or (managed) so much as is due."""
         with self._hub.lock:
-            deltas = [self._cache.delta(part, self._clock) for part in range(len(self.spec.spans))]
-            # Under the lock, so that nothing sent early for the next clock comes before.
-            self._hub.post((self.spec.spans[delta.part].owner, delta) for delta in deltas)
-            self._clock += 1
+            if isinstance(self._cache, LazyUpdates):
+                self._cache.finish_clock()
+                deltas = []
+            else:
+                deltas = [self._cache.delta(part, self._clock) for part in range(len(self.spec.spans))]
+        self._hub.post((self.spec.spans[delta.part].owner, delta) for delta in deltas)
+        self._clock += 1
+        self.flush(self.spec.staleness)
+
+    def flush(self, staleness: int = 0) -> None:
+        """Of a managed table: what was added so many clocks ago or before leaves now."""
+        lazy = self._lazy
+        if lazy is not None:
+            self._hub.soon(lambda: lazy.flush(staleness))
+
+    @property
+    def _asks(self) -> bool:
+        """Values do not come by themselves, or (managed) only when there is room for them."""
+        return self.spec.mode is not Mode.PUSH
 
     # -- reading ----------------------------------------------------------------------------------------------------
     def _fetch_parts(self, wanted: Tensor | None, need: int) -> None:
         cache = self._cache
         parts = np.arange(len(self.spec.spans)) if wanted is None else np.unique(self._part_of(wanted.numpy()))
-        if self.spec.mode is Mode.PULL:
+        if self._asks:
             with self._hub.lock:
                 old = parts[cache.versions[parts] < need]
             self._ask((int(part), Message(Kind.READ, self.spec.index, int(part), need)) for part in old)
         self._hub.wait_for(lambda: bool((cache.versions[parts] >= need).all()), f"table {self.name!r}")
 
     def _fetch(self, rows: np.ndarray, need: int) -> None:
-        """By rows: asks for those that are not here, or (pulling) too old, and waits for all."""
+        """By rows: asks for those that are not here, or too old where they do not come by themselves; waits for all."""
         cache = self._cache
         with self._hub.lock:
             known = cache.row_versions[rows]
-            missing = rows[known < (need if self.spec.mode is Mode.PULL else 0)]
+            missing = rows[known < (need if self._asks else 0)]
         parts = self._part_of(missing)
         self._ask((int(part), self._read_of(int(part), missing[parts == part], need)) for part in np.unique(parts))
         self._hub.wait_for(lambda: bool((cache.row_versions[rows] >= need).all()), f"table {self.name!r}")
@@ -150,51 +172,23 @@ class Table:
         return numbers
 
 
-class EarlyDeltas:
-    """A table's deltas that may leave before the clock, for a message scheduler (`outgoing.py`)."""
-
-    def __init__(self, hub: Hub, table: Table, cache: OwnUpdates) -> None:
-        self.table = table.spec.index
-        self._hub, self._of, self._cache = hub, table, cache
-
-    def num_waiting(self) -> int:
-        with self._hub.lock:
-            return self._cache.num_waiting()
-
-    def waiting(self) -> Waiting:
-        with self._hub.lock:
-            return self._cache.waiting(without=self._hub.rank)
-
-    def letters(self, rows: Sequence[int] | np.ndarray, *, half: bool = False) -> list[Letter]:
-        chosen = np.unique(np.asarray(rows, dtype=np.int64))
-        spec = self._of.spec
-        parts = self._of._part_of(chosen)
-        found: list[Letter] = []
-        with self._hub.lock:
-            for part in np.unique(parts):
-                span = spec.spans[part]
-                delta = self._cache.early(int(part), self._of.now, chosen[parts == part] - span.first, half=half)
-                found += self._hub.mailbox.letters(delta, [span.owner], spec.priority, is_early=True)
-        return found
-
-
 # -- creating ---------------------------------------------------------------------------------------------------------
-def create_table(hub: Hub, spec: TableSpec, start: Tensor | None = None) -> Table:
-    """A table that adds, on a rank that is a worker. All workers call it alike."""
+def check_start(spec: TableSpec, start: Tensor | None) -> None:
+    """Raises unless a table can begin with these values."""
     if start is not None and tuple(start.shape) != (spec.num_rows, spec.width):
         raise UsageError(
             f"table {spec.name!r} starts from {spec.num_rows} × {spec.width} values, got {tuple(start.shape)}"
         )
+
+
+def create_table(hub: Hub, spec: TableSpec, start: Tensor | None = None) -> Table:
+    """A table that adds, on a rank that is a worker. All workers call it alike."""
     values = None if start is None else start.detach().to("cpu", spec.torch_dtype)
-    cache = OwnUpdates(spec)
+    cache = LazyUpdates(spec) if spec.mode is Mode.MANAGED else OwnUpdates(spec)
     if values is not None:
         cache.seed(values, 0)
     open_table(hub, spec, cache, Serving(Addition(), "", values))
-    table = Table(hub, spec, cache)
-    if spec.mode is Mode.MANAGED:
-        source = EarlyDeltas(hub, table, cache)
-        hub.call(lambda: hub.outgoing.register(source))
-    return table
+    return Table(hub, spec, cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,20 +200,16 @@ class Serving:
     values: Tensor | None
 
 
-def open_table(
-    hub: Hub, spec: TableSpec, cache: Cache, serving: Serving, make_shard: MakeShard = Shard
-) -> Shard | None:
-    """Makes a table known on a worker, and to the ranks that serve it; returns what this one serves of it."""
-    shard = None
-    if spec.parts_of(hub.rank):
-        shard = make_shard(spec, hub.rank, serving.update)
-        if serving.values is not None:
-            for part in spec.parts_of(hub.rank):
-                shard.seed(part, 0, _of_span(serving.values, spec, part), 0)
+def open_table(hub: Hub, spec: TableSpec, cache: Cache, serving: Serving) -> None:
+    """Makes a table known on a worker, and to the ranks that serve it."""
+    parts = spec.parts_of(hub.rank)
+    shard = hub.call(lambda: shard_of(hub, spec, serving.update)) if parts else None
+    if shard is not None and serving.values is not None:
+        for part in parts:
+            shard.seed(part, 0, _of_span(serving.values, spec, part), 0)
     hub.add(spec, cache, shard)
     if hub.rank == 0:
         hub.post(_announcement(hub, spec, serving))
-    return shard
 
 
 def _announcement(hub: Hub, spec: TableSpec, serving: Serving) -> Iterator[tuple[int, Message]]:

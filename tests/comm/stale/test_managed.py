@@ -34,7 +34,9 @@ DENSE = [case for case in CASES if case.name != "clipped"]
 
 # -- the scheduler by itself ------------------------------------------------------------------------------------------
 class Rows:
-    """A table of rows that wait, all for rank 1."""
+    """A table of rows that wait, all for one rank."""
+
+    owner = 1
 
     def __init__(self, table, magnitudes, weights, since, row_bytes=16 << 10):
         self.table, self.row_bytes = table, row_bytes
@@ -47,14 +49,14 @@ class Rows:
     def waiting(self):
         rows = np.array(sorted(self.state))
         columns = [np.array([self.state[row][k] for row in rows]) for k in range(3)]
-        return Waiting(rows, np.ones(len(rows), dtype=np.int64), *columns, self.row_bytes)
+        return Waiting(rows, np.full(len(rows), self.owner), *columns, self.row_bytes)
 
     def letters(self, rows, *, half=False):
         self.halves.append(half)
         found = [row for row in rows if row in self.state]
         for row in found:
             del self.state[row]
-        return [letter(f"{self.table}:{row}", size=self.row_bytes) for row in found]
+        return [letter(f"{self.table}:{row}", self.owner, size=self.row_bytes) for row in found]
 
 
 def letter(name, to=1, priority=100, size=100):
@@ -123,7 +125,7 @@ def test_the_fixed_order_goes_round_and_round():
     for _ in range(4):
         found.append(numbers(played(scheduler)))
         source.state = dict.fromkeys(range(5), (1.0, 1.0, 0))
-        scheduler._chosen.clear()
+        scheduler._chosen[False].clear()
         allowance.tick()
     assert found == [[0, 1], [2, 3], [4, 0], [1, 2]]
 
@@ -171,6 +173,27 @@ def test_a_budget_per_clock_is_for_early_rows_only():
         assert played(scheduler) == []
     allowance.tick()
     assert len(played(scheduler)) > 0
+
+
+def test_neighbours_cost_nothing_and_wait_for_nothing():
+    """Rank 1 is across the network, rank 2 shares memory with this one; the budget is used up."""
+    scheduler = managed(RowOrder.FIFO, allowance=PerSecond(8e6))
+    scheduler.know([2])
+    for number in range(4):
+        scheduler.put(letter(f"far {number}", size=100 << 10))
+        scheduler.put(letter(f"near {number}", to=2, size=100 << 10))
+    source = Rows(0, [1.0] * 3, [1.0] * 3, range(3))
+    source.owner = 2
+    scheduler.register(source)
+    found = played(scheduler, ready=(1, 2))
+    assert [name for name in found if name.startswith("far")] == ["far 0"], "1 MB/s are for the network"
+    assert [name for name in found if not name.startswith("far")] == [
+        *(f"near {n}" for n in range(4)),
+        "0:0",
+        "0:1",
+        "0:2",
+    ]
+    assert scheduler.due_s(0.0) == pytest.approx((100 << 10) / (1448 / 1514) / 1e6, rel=0.01), "near ones were free"
 
 
 def test_half_rows_are_asked_for():

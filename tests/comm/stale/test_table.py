@@ -15,7 +15,7 @@ import threading
 import pytest
 import torch
 
-from poseidon.errors import PeerLost, UsageError
+from poseidon.errors import PeerLost, UsageError, WorkersDiffer
 from poseidon.run.tables import Tables
 from poseidon.transport.onesided.inproc import Tricks
 from tests.comm.stale.kit import MODES, Straggler, drained, with_tables
@@ -87,7 +87,7 @@ def test_servers_of_their_own(consistency):
     count_reads(2, 0, consistency, sparse=True, seed=2, servers=1, tricks=Tricks(seed=5))
 
 
-@pytest.mark.parametrize("consistency", ["ssp", "ssp-push"])
+@pytest.mark.parametrize("consistency", MODES)
 @pytest.mark.parametrize("staleness", [0, 1, 3])
 def test_with_one_worker_paused_the_others_run_on_and_stop_exactly_at_the_bound(staleness, consistency):
     """Worker 0 stops with clock 2. The others read at 2 + s, not at 3 + s, until it goes on."""
@@ -256,6 +256,41 @@ def test_several_tables_each_with_its_own_staleness():
         assert loose.dtype == torch.float64
 
 
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({"staleness": 1}, "staleness: 0 on rank 0 .*; staleness: 1 on rank 1"),
+        ({"rows": 5}, "num_rows: 4 on rank 0 .*; num_rows: 5 on rank 1"),
+        ({"start": torch.ones(4, 2)}, "start: zeros on rank 0 .*; start: [0-9a-f-]+ on rank 1"),
+    ],
+    ids=["staleness", "rows", "start"],
+)
+def test_workers_that_create_different_tables_are_told(own, told):
+    def act(tables: Tables) -> None:
+        tables.create("first", rows=1, width=1)
+        settings = {"rows": 4, "width": 2} | (own if tables.rank == 1 else {})
+        with pytest.raises(WorkersDiffer, match=f"workers differ in the table number 1, line .*{told}"):
+            tables.create("t", **settings)
+
+    with_tables(2, act)
+
+
+def test_a_managed_table_keeps_what_was_added_last():
+    """Rows that may wait for clocks leave when their worker does."""
+
+    def act(tables: Tables) -> torch.Tensor:
+        table = tables.create("t", rows=40, width=2, staleness=5, consistency="ssp-managed")
+        if tables.rank == 1:
+            table.inc(torch.ones(40, 2))
+            table.clock()
+            return torch.empty(0)
+        while table.get().min() < 1:  # others' clocks are no bound any more once they have left
+            table.clock()
+        return table.get()
+
+    assert with_tables(2, act)[0].eq(1).all()
+
+
 def test_mistakes_are_told():
     def act(tables: Tables) -> None:
         table = tables.create("users", rows=4, width=2)
@@ -271,5 +306,7 @@ def test_mistakes_are_told():
             tables.create("x", rows=4, width=2, staleness=-1)
         with pytest.raises(UsageError, match="float32 or float64"):
             tables.create("x", rows=4, width=2, dtype=torch.int32)
+        with pytest.raises(UsageError, match="the order of rows is one of importance, random, fifo, fixed, got 'any'"):
+            Tables(row_order="any", transport=tables._transport)
 
     with_tables(1, act)
