@@ -26,6 +26,7 @@ class Effort:
     wait_s: float = 0.0
     sent_bytes: float = 0.0
     received_bytes: float = 0.0
+    staleness: float = 0.0  # the sum over iterations of what each has seen, in clocks
 
     def figures_since(self, before: Effort, rank: int) -> WorkerFigures | None:
         """Per iteration; None if there was none."""
@@ -38,6 +39,7 @@ class Effort:
             (self.wait_s - before.wait_s) / count,
             (self.sent_bytes - before.sent_bytes) / count,
             (self.received_bytes - before.received_bytes) / count,
+            (self.staleness - before.staleness) / count,
         )
 
 

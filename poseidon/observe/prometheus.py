@@ -30,6 +30,7 @@ _ABOUT = {
     "poseidon_worker_wait_seconds": "Seconds of an iteration in which a worker waits.",
     "poseidon_worker_sent_bytes": "Payload that a worker sends in an iteration.",
     "poseidon_worker_received_bytes": "Payload that a worker receives in an iteration.",
+    "poseidon_worker_staleness": "Clocks by which the oldest parameters were behind that a worker has read.",
 }
 
 Sample = tuple[str, float]  # labels as they stand in the text, and the value
@@ -109,6 +110,7 @@ def _entries(metric: Metric) -> Iterator[tuple[str, str, float]]:
         yield "poseidon_worker_wait_seconds", labels, worker.wait_s
         yield "poseidon_worker_sent_bytes", labels, worker.sent_bytes
         yield "poseidon_worker_received_bytes", labels, worker.received_bytes
+        yield "poseidon_worker_staleness", labels, worker.staleness
 
 
 def _labels(**values: str) -> str:

@@ -21,4 +21,5 @@ def scalars_of(metric: Metric) -> dict[str, float]:
         found[f"rank {worker.rank}/wait_seconds"] = worker.wait_s
         found[f"rank {worker.rank}/sent_bytes"] = worker.sent_bytes
         found[f"rank {worker.rank}/received_bytes"] = worker.received_bytes
+        found[f"rank {worker.rank}/staleness"] = worker.staleness
     return {name: value for name, value in found.items() if value is not None}

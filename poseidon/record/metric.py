@@ -10,13 +10,15 @@ TRAIN, TEST = PHASES = ("train", "test")
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """What one worker did per iteration, since the metric before: seconds, and payload bytes."""
+    """What one worker did per iteration, since the metric before: seconds, payload bytes, and by how many clocks the
+    oldest parameters were behind that it has read (0: exact)."""
 
     rank: int
     compute_s: float
     wait_s: float
     sent_bytes: float
     received_bytes: float
+    staleness: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

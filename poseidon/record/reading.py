@@ -125,6 +125,7 @@ def _worker(fields: _Fields) -> WorkerFigures:
         wait_s=fields.number("wait"),
         sent_bytes=fields.number("sent"),
         received_bytes=fields.number("received"),
+        staleness=fields.number_or_none("staleness") or 0.0,
     )
 
 

@@ -145,6 +145,7 @@ def metric_line(metric: Metric) -> str:
                 "wait": w.wait_s,
                 "sent": w.sent_bytes,
                 "received": w.received_bytes,
+                "staleness": w.staleness,
             }
             for w in metric.workers
         ],

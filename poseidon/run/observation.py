@@ -148,6 +148,7 @@ class Observation:
                 done.wait_s + last.blocked_s,
                 done.sent_bytes + last.sent_bytes,
                 done.received_bytes + last.received_bytes,
+                done.staleness + last.staleness,
             )
 
     def _samples(self) -> float | None:

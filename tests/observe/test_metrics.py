@@ -44,7 +44,7 @@ def shown(iteration, loss):
 
 def test_metrics_put_together_what_solver_and_workers_tell():
     efforts = [(Effort(), Effort()), (Effort(10, 0.5, 0.5, 4000, 2000), Effort(10, 0.8, 0.0, 6000, 0))]
-    efforts.append((Effort(12, 0.9, 0.7, 4000, 2600), Effort(12, 0.9, 0.1, 6000, 400)))
+    efforts.append((Effort(12, 0.9, 0.7, 4000, 2600, 3.0), Effort(12, 0.9, 0.1, 6000, 400)))
     seconds, sink = iter((1001.0, 1002.0, 1002.5, 1003.0)), Kept()
     metrics = Metrics([sink], lambda: efforts.pop(0), 128, 1000.0, lambda: next(seconds))
     metrics(shown(0, 2.0))
@@ -63,6 +63,7 @@ def test_metrics_put_together_what_solver_and_workers_tell():
     assert test == Metric("test", 11, 2.5, {"accuracy": 0.5}, 0.75, net_index=1)
     assert last.workers[0].compute_s == pytest.approx(0.2)
     assert last.workers[1].received_bytes == pytest.approx(200)
+    assert [worker.staleness for worker in last.workers] == [1.5, 0.0]
 
 
 def test_outputs_have_names():
@@ -90,13 +91,13 @@ class Two(Alone):
 
 
 def test_efforts_travel_with_what_is_averaged():
-    table = torch.zeros(2, 5, dtype=torch.float64)
-    table[0] = torch.tensor([7, 1.5, 0.25, 1e12 + 1, 3], dtype=torch.float64)
+    table = torch.zeros(2, 6, dtype=torch.float64)
+    table[0] = torch.tensor([7, 1.5, 0.25, 1e12 + 1, 3, 4], dtype=torch.float64)
     team = EffortTeam(Two([torch.tensor(1.0), torch.tensor([2.0, 4.0]), table]), 2, lambda: Effort(8, 2.5, 0.5, 10, 20))
     assert team.efforts == (Effort(), Effort())
     means = team.mean([torch.tensor(3.0), torch.tensor([0.0, 0.0])])
     assert [mean.tolist() for mean in means] == [2.0, [1.0, 2.0]]
-    assert team.efforts == (Effort(7, 1.5, 0.25, 1e12 + 1, 3), Effort(8, 2.5, 0.5, 10, 20))
+    assert team.efforts == (Effort(7, 1.5, 0.25, 1e12 + 1, 3, 4), Effort(8, 2.5, 0.5, 10, 20))
 
 
 def test_a_sink_that_fails_is_left_alone(caplog):

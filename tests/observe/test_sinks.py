@@ -20,7 +20,7 @@ from poseidon.record import Facts, Metric, WorkerFigures
 FACTS = Facts("run", ("poseidon", "train"), 0.0, configuration={"base_lr": "0.1"}, cluster={"workers": 2, "nodes": []})
 METRIC = Metric(
     "train", 100, 1.0, {"loss": 0.5, 'a "b"\\\n': 1.0, "none": None}, math.nan, 0.01, 640.0, 0.1,
-    (WorkerFigures(0, 0.06, 0.04, 1000.0, 2000.0), WorkerFigures(1, 0.1, 0.0, 3000.0, math.inf)),
+    (WorkerFigures(0, 0.06, 0.04, 1000.0, 2000.0, 1.5), WorkerFigures(1, 0.1, 0.0, 3000.0, math.inf)),
 )  # fmt: skip
 
 
@@ -67,10 +67,12 @@ def test_figures_as_prometheus_reads_them(served):
         ("poseidon_worker_wait_seconds", rank[0]): 0.04,
         ("poseidon_worker_sent_bytes", rank[0]): 1000,
         ("poseidon_worker_received_bytes", rank[0]): 2000,
+        ("poseidon_worker_staleness", rank[0]): 1.5,
         ("poseidon_worker_compute_seconds", rank[1]): 0.1,
         ("poseidon_worker_wait_seconds", rank[1]): 0,
         ("poseidon_worker_sent_bytes", rank[1]): 3000,
         ("poseidon_worker_received_bytes", rank[1]): math.inf,
+        ("poseidon_worker_staleness", rank[1]): 0,
     }
 
 

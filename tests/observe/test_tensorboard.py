@@ -37,7 +37,7 @@ def test_curves_and_texts(tmp_path):
     assert set(found.Tags()["scalars"]) == {
         *("train/loss", "train/total_loss", "train/learning_rate", "speed/samples_per_second"),
         *("speed/iteration_seconds", "rank 3/compute_seconds", "rank 3/wait_seconds", "rank 3/sent_bytes"),
-        *("rank 3/received_bytes", "test 1/accuracy"),
+        *("rank 3/received_bytes", "rank 3/staleness", "test 1/accuracy"),
     }
     (first, second) = found.Scalars("train/loss")
     assert (first.step, first.value) == (0, 2.5)

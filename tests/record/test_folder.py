@@ -29,7 +29,7 @@ FACTS = {
 TRAIN_LINE = (
     '{"phase": "train", "iteration": 100, "seconds": 2.5, "outputs": {"loss": 0.5, "worst": null}, "loss": 0.625, '
     '"lr": 0.01, "samples_per_second": 640.0, "iteration_seconds": 0.1, "workers": [{"rank": 0, "compute": 0.0625, '
-    '"wait": 0.0375, "sent": 1000.0, "received": 2000.0}], "net": 0}\n'
+    '"wait": 0.0375, "sent": 1000.0, "received": 2000.0, "staleness": 1.5}], "net": 0}\n'
 )
 TEST_LINE = '{"phase": "test", "iteration": 100, "seconds": 3.0, "outputs": {"accuracy": 0.9}}\n'
 TRAIN_METRIC = Metric(
@@ -41,7 +41,7 @@ TRAIN_METRIC = Metric(
     0.01,
     640.0,
     0.1,
-    (WorkerFigures(0, 0.0625, 0.0375, 1000.0, 2000.0),),
+    (WorkerFigures(0, 0.0625, 0.0375, 1000.0, 2000.0, 1.5),),
 )
 TRACE_TEXT = """{"rank": 1, "host": "b", "offset": 5.0, "uncertainty": 0.001, "origin": 1700000000.0}
 {"k":"backward","n":"ip \\"1\\"","i":7,"t":1.5000000,"d":0.2500000}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from poseidon.errors import UsageError
 from poseidon.plan import Scheme
 from poseidon.run.meter import ClockFigures, Counters, Meter
 from poseidon.run.options import DistributeOptions, check_stats_path
+from poseidon.solver import events
 from tests.run.jobs import built, in_team, plan_for, solver_param
 from tests.solver.small import net_text
 
@@ -102,6 +104,43 @@ def test_a_failed_job_leaves_what_rank_0_knows(listing, tmp_path):
         in_team(2, solver_param(net_text(listing, batch=2)), act, options=DistributeOptions(agree_s=0, stats=str(path)))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(row["worker"], row["clock"]) for row in rows] == [(0, 1), (0, 2), (0, 3)]
+
+
+@pytest.mark.parametrize("consistency", ["ssp", "ssp-push", "ssp-managed"])
+def test_staleness_is_what_every_clock_has_seen(listing, tmp_path, consistency):
+    """Worker 0 holds clock 0 up until the others stand at the bound: they have read values of 0, 1, 2 clocks before,
+    and itself finds what all have done meanwhile."""
+    path, staleness = tmp_path / "run.jsonl", 2
+    at_bound, held = threading.Barrier(3), []
+    param = solver_param(net_text(listing, batch=2))
+    options = DistributeOptions(agree_s=0, stats=str(path), staleness=staleness, consistency=consistency)
+
+    def act(worker):
+        solver = worker.solver
+        run = solver.run
+
+        def waits(*, backward):
+            if worker.transport.rank == 0 and not held:
+                held.append(True)
+                at_bound.wait(30)
+            return run(backward=backward)
+
+        def hear(event):
+            if isinstance(event, events.IterationDone) and worker.transport.rank and event.iteration == staleness:
+                at_bound.wait(30)
+
+        solver.run = waits
+        solver.listeners.append(hear)
+        solver.step(6)
+
+    in_team(3, param, act, options=options, scheme=Scheme.SERVER)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert len(rows) == 18
+    seen = {(row["worker"], row["clock"]): row["staleness"] for row in rows}
+    assert [seen[worker, clock] for worker in (1, 2) for clock in (1, 2, 3)] == [0, 1, 2, 0, 1, 2]
+    assert all(0 <= found <= staleness for found in seen.values())
+    for worker in range(3):
+        assert sum(row["sent_bytes"] for row in rows if row["worker"] == worker) > 0
 
 
 @pytest.mark.parametrize("path", ["stats", "stats.txt", "stats.yam"])
