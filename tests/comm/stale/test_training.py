@@ -268,13 +268,25 @@ def test_processes_equal_one_worker(worker_pool: WorkerPool, mode):
         torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted, rtol=1e-8, atol=1e-12)
 
 
-def test_a_worker_that_is_killed_is_named_by_the_survivors(worker_pool: WorkerPool):
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_a_worker_that_is_lost_is_named_by_the_survivors_within_10_s(worker_pool: WorkerPool, how):
     plan = plan_of(MLP, SIZE, stale_request()).to_json()
-    outcomes = worker_pool.run(lose_process, SIZE, lost=(1,), timeout_s=20, case=MLP.name, plan=plan, victim=1)
+    outcomes = worker_pool.run(lose_process, SIZE, lost=(1,), timeout_s=30, case=MLP.name, plan=plan, victim=1, how=how)
     for outcome in (outcomes[0], outcomes[2]):
         assert outcome.error is None, outcome.trace
         assert outcome.value["ranks"] == [1]
         assert outcome.value["clock"] <= 5 + 2 + 1, "nobody runs on beyond the bound"
+        assert outcome.value["told_s"] < 10
+
+
+def test_a_server_that_is_lost_is_named_by_the_workers_within_10_s(worker_pool: WorkerPool):
+    plan = plan_of(MLP, SIZE - 1, stale_request()).to_json()
+    arguments = {"case": MLP.name, "plan": plan, "victim": SIZE - 1, "how": "SIGKILL", "servers": 1}
+    outcomes = worker_pool.run(lose_process, SIZE, lost=(SIZE - 1,), timeout_s=30, **arguments)
+    for outcome in outcomes[: SIZE - 1]:
+        assert outcome.error is None, outcome.trace
+        assert outcome.value["ranks"] == [SIZE - 1]
+        assert outcome.value["told_s"] < 10
 
 
 def test_of_an_embedding_only_rows_travel_that_a_batch_has_read():
