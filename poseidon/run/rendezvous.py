@@ -21,7 +21,7 @@ The environment is read here and in `cli/` only.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
 from poseidon.errors import UsageError
@@ -34,6 +34,7 @@ SECRET, JOB, RESTART = "POSEIDON_SECRET", "POSEIDON_JOB", "POSEIDON_RESTART"
 LEAST_SECRET_CHARS = 16
 
 _LAUNCHER_PID = "POSEIDON_LAUNCHER_PID"
+_STORE_PREFIX = "poseidon"
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _TELLTALE = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -115,8 +116,7 @@ def _torchrun_place(environ: Mapping[str, str]) -> Place:
         local_size=_number_if_said(environ, "LOCAL_WORLD_SIZE"),
         master_address=environ["MASTER_ADDR"],
         master_port=_number(environ, "MASTER_PORT"),
-        # After a restart the agent's store still holds what the workers before had written there.
-        store_prefix=f"poseidon/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}" if is_hosted else "",
+        store_prefix=_STORE_PREFIX if is_hosted else "",
         launcher_pid=_number_if_said(environ, _LAUNCHER_PID),
     )
 
@@ -256,6 +256,11 @@ def secret_of(environ: Mapping[str, str]) -> bytes:
 def launcher_of(environ: Mapping[str, str]) -> int | None:
     """Our own launcher's process, if that started this one: as one of several, or as the only one that is left."""
     return _number_if_said(environ, _LAUNCHER_PID)
+
+
+def lead_nccl(environ: MutableMapping[str, str], interface: str) -> None:
+    """NCCL takes the interface of the job, as gloo does, unless the user has told it another one."""
+    environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")  # without the sign, any whose name begins so
 
 
 def num_restarts(environ: Mapping[str, str]) -> int:

@@ -39,6 +39,11 @@ class Resume:
     is_restart: bool = False
 
     @property
+    def asked(self) -> Resume:
+        """What a user has asked for, which must be the same for all workers."""
+        return replace(self, is_restart=False)
+
+    @property
     def is_search(self) -> bool:
         """True if the disk has to be looked at, and may be found otherwise on other hosts."""
         return self.wanted == AUTO or (self.is_restart and bool(self.job))
@@ -70,6 +75,8 @@ def _warn_of_lost_work(prefix: str, resume: Resume, found: _Found) -> None:
 # -- several workers --------------------------------------------------------------------------------------------------
 def agree_on_snapshot(table: Roundtable, prefix: str, resume: Resume) -> str:
     """The same for all workers, which call it together: everybody has the snapshot afterwards."""
+    # Agents of torchrun count restarts each for itself: a machine that has come later knows of none.
+    resume = replace(resume, is_restart=bool(table.gather(torch.tensor(resume.is_restart)).any()))
     if not resume.is_search:
         return resume.wanted
     own = attempt(table, lambda: _Found.on_disk(prefix, resume).marked())

@@ -33,6 +33,7 @@ from poseidon.transport.completion import finished
 from poseidon.transport.groups import GroupSpec
 from poseidon.transport.health import Loss
 from poseidon.transport.job import C10dOptions, Job
+from poseidon.transport.joining import agree_on_round
 from poseidon.transport.onesided.base import Endpoint
 from poseidon.transport.onesided.joining import OneSidedOptions, open_endpoint
 from poseidon.transport.onesided.mpi import MpiEndpoint
@@ -50,7 +51,7 @@ SUMMABLE = frozenset(
 @dataclass(frozen=True, slots=True)
 class Master:
     """Where rank 0's store listens. `prefix`, if not empty: somebody else (torchrun's agent) runs it already, for other
-    purposes too, and our keys begin with this."""
+    purposes and earlier workers too; our keys begin with this, and a word that is agreed on."""
 
     address: str
     port: int
@@ -246,7 +247,10 @@ def connect(rank: int, size: int, master: Master, options: C10dOptions) -> C10dT
             f"{problem}; check that rank 0 was started, and the address",
             (0,),
         ) from error
-    return join(dist.PrefixStore(master.prefix, store) if master.prefix else store, rank, size, options)
+    if master.prefix:
+        store = dist.PrefixStore(master.prefix, store)
+        store = dist.PrefixStore(agree_on_round(store, rank, size, options.join_s), store)
+    return join(store, rank, size, options)
 
 
 def _serve(address: str, port: int, join_s: float) -> dist.TCPStore:

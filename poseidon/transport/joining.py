@@ -4,6 +4,14 @@
     peer/<rank>     {"host", "pid", "size"} of each worker
     health          {"address", "port", "token"} of rank 0's end of the star (`health.py`)
 
+A store that outlives the workers (torchrun's agent keeps one) has entries of earlier ones. So everything above is under
+a word that rank 0 makes anew, and that it tells only to those who ask it now (`agree_on_round`):
+
+    calls           how many have asked
+    call/<n>        a word of the n-th one's own
+    answer/<word>   rank 0's word, for the one who has asked with this
+    <word>/<rank>   that one has heard it
+
 Every wait has a deadline and names the ranks that have not come. Whoever comes to the star proves the job's secret
 (`handshake.py`). A job that was given none has a token in its place, made by rank 0 and readable in the store: it keeps
 out what strays in, not who means it. With a secret the entries of workers and of the star are sealed with it too.
@@ -32,6 +40,37 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
 _PURPOSE = "health"
+_LOOK_S = 0.05
+_CALL_S = 1.0
+
+
+def agree_on_round(store: Store, rank: int, size: int, timeout_s: float) -> str:
+    """A word that only these workers share, although others have used the store before."""
+    deadline = time.monotonic() + timeout_s
+    own = secrets.token_hex(8)
+    if rank == 0:
+        _answer_calls(store, own, size, deadline)
+        return own
+    store.set(f"call/{store.add('calls', 1)}", own)
+    if not _appear(store, [f"answer/{own}"], deadline):
+        raise TransportTimeout(f"rank {rank}: rank 0 has not joined the job within {timeout_s:g} s", (0,))
+    word = store.get(f"answer/{own}").decode(errors="replace")
+    store.set(f"{word}/{rank}", "")
+    return word
+
+
+def _answer_calls(store: Store, word: str, size: int, deadline: float) -> None:
+    """Answers all who have ever called: who is gone does not mind. Who does not come in time is missed later."""
+    heard = [f"{word}/{other}" for other in range(1, size)]
+    num_answered = 0
+    while time.monotonic() < deadline and heard and not store.check(heard):
+        num_calls = store.add("calls", 0)
+        for number in range(num_answered + 1, num_calls + 1):
+            if not _appear(store, [f"call/{number}"], min(deadline, time.monotonic() + _CALL_S)):
+                continue  # it died between its number and its word
+            store.set(f"answer/{store.get(f'call/{number}').decode(errors='replace')}", word)
+        num_answered = num_calls
+        time.sleep(_LOOK_S)
 
 
 def meet_peers(store: Store, rank: int, size: int, timeout_s: float, secret: bytes = b"") -> tuple[Peer, ...]:

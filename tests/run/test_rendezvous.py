@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from poseidon.errors import UsageError
-from poseidon.run.rendezvous import FIRST_PORT, NUM_PORTS, Place, find_place, variables_of
+from poseidon.run.rendezvous import FIRST_PORT, NUM_PORTS, Place, find_place, lead_nccl, variables_of
 from poseidon.run.slurm import expand_hosts, tasks_per_node
 
 TORCHRUN = {
@@ -66,8 +66,16 @@ def test_torchrun():
     assert find_place(TORCHRUN) == Place(5, 8, 1, 4, "10.0.0.1", 29500)
     assert find_place(TORCHRUN, 8) == Place(5, 8, 1, 4, "10.0.0.1", 29500)
     agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "2"}
-    assert find_place({**TORCHRUN, **agent}) == Place(5, 8, 1, 4, "10.0.0.1", 29500, store_prefix="poseidon/2")
+    assert find_place({**TORCHRUN, **agent}) == Place(5, 8, 1, 4, "10.0.0.1", 29500, store_prefix="poseidon")
     assert find_place({**TORCHRUN, **agent, "TORCHELASTIC_USE_AGENT_STORE": "False"}).store_prefix == ""
+
+
+def test_nccl_takes_the_interface_of_the_job_unless_told_otherwise():
+    environ: dict[str, str] = {}
+    lead_nccl(environ, "eth1")
+    assert environ == {"NCCL_SOCKET_IFNAME": "=eth1"}
+    lead_nccl(environ, "eth2")
+    assert environ == {"NCCL_SOCKET_IFNAME": "=eth1"}
 
 
 def test_workers_started_by_hand_need_not_know_their_node():

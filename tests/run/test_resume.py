@@ -126,6 +126,17 @@ def test_a_restart_takes_its_own_jobs_from_another_host_rather_than_older_work_o
     assert found == [str(folder / own.name) for folder in folders]
 
 
+def test_one_that_knows_of_a_restart_is_enough(tmp_path):
+    """torchrun's agents each count their own."""
+    saved(tmp_path, 6, "yesterday")
+    own = saved(tmp_path, 2, "today")
+    prefix = f"{tmp_path}/s"
+    found = run_workers(
+        2, lambda t: agree_on_snapshot(Roundtable(t), prefix, Resume("", "today", is_restart=t.rank == 1)), timeout_s=60
+    )
+    assert found == [str(own)] * 2
+
+
 def test_work_that_is_lost_with_its_host_is_told(tmp_path, caplog):
     again = Resume("", "today", is_restart=True)
     prefix = f"{tmp_path}/s"

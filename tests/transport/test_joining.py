@@ -15,7 +15,7 @@ from poseidon.run.exits import LOST_ANOTHER, code_of
 from poseidon.transport import door, handshake, joining
 from poseidon.transport.base import Peer
 from poseidon.transport.handshake import Key, call
-from poseidon.transport.joining import meet_peers, open_lines
+from poseidon.transport.joining import agree_on_round, meet_peers, open_lines
 
 LIMIT_S = 20.0
 PEERS = tuple(Peer(rank, "here", 1) for rank in range(3))
@@ -51,6 +51,26 @@ def test_everybody_is_met():
     assert peers[0] == peers[1] == peers[2]
     assert [peer.rank for peer in peers[0]] == [0, 1, 2]
     assert {peer.host for peer in peers[0]} == {socket.gethostname()}
+
+
+def test_workers_that_use_a_store_after_others_do_not_meet_those():
+    """Three rounds in one store, with fewer or more workers, and calls of some that died before they were answered."""
+    store, words = dist.HashStore(), []
+    for size in (3, 2, 4):
+        store.set(f"call/{store.add('calls', 1)}", "of one who is gone")
+        results = [in_thread(agree_on_round, store, rank, size, LIMIT_S) for rank in reversed(range(size))]
+        found = {result() for result in results}
+        assert len(found) == 1, "all have the same word"
+        words += found
+        mine = dist.PrefixStore(words[-1], store)
+        met = [in_thread(meet_peers, mine, rank, size, LIMIT_S) for rank in range(size)]
+        assert all(len(result()) == size for result in met)
+    assert len(set(words)) == 3
+
+
+def test_rank_0_that_does_not_come_is_missed():
+    with pytest.raises(TransportTimeout, match=r"rank 1: rank 0 has not joined the job within 0\.2 s"):
+        agree_on_round(dist.HashStore(), 1, 2, 0.2)
 
 
 def test_missing_workers_are_named():
