@@ -33,6 +33,7 @@ from poseidon.spec import read_solver
 
 AUTO = "auto"
 SCHEMES = (AUTO, *(scheme.value for scheme in Scheme if scheme not in (Scheme.LOCAL, Scheme.POWER_SGD)))
+WIRE_HELP = f"dense gradients travel as {'|'.join(WIRES)} ({WIRES[0]}); factors and rows keep full width"
 
 
 def declare(flags: Flags) -> None:
@@ -48,7 +49,7 @@ def declare(flags: Flags) -> None:
     flags.flag(
         "pattern", type=one_of(PATTERNS), default=PATTERNS[0], metavar="NAME", help=f"{'|'.join(PATTERNS)} (collective)"
     )
-    flags.flag("wire", type=one_of(WIRES), default="fp32", metavar="TYPE", help="fp32|bf16|fp16 on the network (fp32)")
+    flags.flag("wire", type=one_of(WIRES), default=WIRES[0], metavar="TYPE", help=WIRE_HELP)
     flags.flag("scheme", type=scheme_name, default=AUTO, metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
     flags.flag("units", default="", metavar="LIST", help="schemes by parameter or layer: fc6=ring,fc7*=factors")
     flags.flag(

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from poseidon.cli.command import Command, Flags, listed, one_of, positive_number, whole_number
-from poseidon.cli.plan import AUTO, SCHEMES, above_zero, scheme_name
+from poseidon.cli.plan import AUTO, SCHEMES, WIRE_HELP, above_zero, scheme_name
 from poseidon.cli.terminal import loading
 from poseidon.errors import UsageError
 from poseidon.plan import WIRES, CommPlan, NetProfile, PlanRequest, parse_overrides, parse_scheme
@@ -42,7 +42,7 @@ def declare(flags: Flags) -> None:
     flags.flag("batch", type=positive_number, metavar="N", help="each worker's batch instead of the net's own")
     flags.flag("gpu-flops", type=above_zero, default=6e12, metavar="RATE", help="a device's FLOP/s (6e12)")
     flags.flag("compute-ms", type=above_zero, metavar="T", help="what an iteration computes, in milliseconds")
-    flags.flag("wire", type=one_of(WIRES), default="fp32", metavar="TYPE", help="fp32|bf16|fp16 on the network (fp32)")
+    flags.flag("wire", type=one_of(WIRES), default=WIRES[0], metavar="TYPE", help=WIRE_HELP)
     flags.flag("scheme", type=scheme_name, default=AUTO, metavar="NAME", help=f"{'|'.join(SCHEMES)} (auto)")
     flags.flag("units", default="", metavar="LIST", help="schemes by parameter or layer: fc6=ring,fc7*=factors")
     flags.flag("record", metavar="FOLDER", help="write a run folder, for `poseidon report` and `poseidon trace`")

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from poseidon.cli.command import Flags, listed, natural_number, one_of, positive_number
-from poseidon.cli.plan import AUTO, SCHEMES
+from poseidon.cli.plan import AUTO, SCHEMES, WIRE_HELP
 from poseidon.cli.terminal import LastingStream, loading
 from poseidon.errors import PeerLost, PoseidonError, UsageError, WorkersDiffer, WorkersFailed
 from poseidon.plan import (
@@ -72,7 +72,7 @@ def worker_flags(flags: Flags) -> None:
     flags.flag("half-rows", action="store_true", help="in managed mode, rows that leave early do so as float16")
     flags.flag("balance", action="store_true", help="deal batches out by how fast each worker is")
     flags.flag("stats", metavar="FILE", help="write what each worker does in each clock, to FILE.yaml or .jsonl")
-    flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=f"dense gradients travel as {'|'.join(WIRES)} (fp32)")
+    flags.flag("wire", type=one_of(WIRES), metavar="TYPE", help=WIRE_HELP)
     flags.flag("sync-bn", action="store_true", help="BatchNorm takes the statistics of all workers' batches")
     flags.flag("verify-replicas", type=positive_number, metavar="N", help="compare parameters every N iterations")
     flags.flag("interface", metavar="NAME", help="network interface (the one towards the first worker's host)")
