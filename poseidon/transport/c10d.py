@@ -239,7 +239,7 @@ def connect(rank: int, size: int, master: Master, options: C10dOptions) -> C10dT
         return join(_serve(options.address, master.port, options.join_s), rank, size, options)
     try:
         limit = timedelta(seconds=options.join_s)
-        store = dist.TCPStore(master.address, master.port, size, False, limit, wait_for_workers=False)
+        store: dist.Store = dist.TCPStore(master.address, master.port, size, False, limit, wait_for_workers=False)
     except RuntimeError as error:  # c10d has no exception of its own
         problem = str(error).splitlines()[0]
         raise TransportTimeout(
