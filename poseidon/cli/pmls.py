@@ -4,7 +4,8 @@
     consistency_model=NAME        --consistency=…   SSP: ssp, SSPPush: ssp-push, SSPAggr: ssp-managed
     svb=false                     --scheme=server; true leaves the choice to the plan, as it is without
     client_bandwidth_mbps=N       --bandwidth-limit=Nmbit   in SSPAggr, where alone PMLS heeds it; the same of
-    server_bandwidth_mbps=N                                 both, since ours is for each worker and direction
+    server_bandwidth_mbps=N                                 both, since ours is for each worker and direction. SSPAggr
+                                                            without either is 40 there, and so here
     update_sort_policy=NAME       --row-order=…     in SSPAggr. RelativeMagnitude: importance, Random: random,
                                                     FIFO: fifo, FixedOrder: fixed
     row_oplog_type=…              --half-rows for fp16, in SSPAggr; of all others the shortest is taken by itself
@@ -45,7 +46,8 @@ NAMES = (
     "snapshot_clock",
     "resume_clock",
 )
-_IDLE_MILLI = "10"  # PMLS's own default
+_IDLE_MILLI = "10"  # PMLS's own defaults
+_BANDWIDTH_MBPS = 40
 
 
 def translate(words: Sequence[str], tell: Tell) -> list[str]:
@@ -62,6 +64,10 @@ def translate(words: Sequence[str], tell: Tell) -> list[str]:
             added.append(new)
     if any(word.startswith("--consistency=") for word in added) and "table_staleness" not in given:
         added.append("--staleness=0")  # as PMLS
+    spelled = [word.lstrip("-").replace("_", "-") for word in (*kept, *added) if word.startswith("-")]
+    if is_managed and not any(word.startswith("bandwidth-limit") for word in spelled):
+        added.append(f"--bandwidth-limit={_BANDWIDTH_MBPS}mbit")
+        tell(f"--consistency_model=SSPAggr has a bandwidth of {_BANDWIDTH_MBPS} Mbit/s in PMLS: {added[-1]} here")
     return [*kept, *added]
 
 
@@ -100,6 +106,7 @@ def _translated(name: str, value: str, given: Mapping[str, str], is_managed: boo
     if name == "svb":
         return _svb(value)
     if name == "num_rows_per_table":
+        _number(name, value, least=1)
         return "", ": parameters are always dealt out over all servers"
     if name.endswith("_bandwidth_mbps"):
         return (f"--bandwidth-limit={_bandwidth(given)}mbit" if is_managed else ""), only_managed

@@ -22,7 +22,17 @@ CASES = {
     "--table-staleness 0 --solver=s": ["--solver=s", "--staleness=0"],
     "--consistency_model=SSP": ["--consistency=ssp", "--staleness=0"],
     "--consistency_model=ssppush --table_staleness=1": ["--consistency=ssp-push", "--staleness=1"],
-    "--consistency_model SSPAggr --table_staleness 3": ["--consistency=ssp-managed", "--staleness=3"],
+    "--consistency_model SSPAggr --table_staleness 3": [
+        "--consistency=ssp-managed",
+        "--staleness=3",
+        "--bandwidth-limit=40mbit",  # PMLS's default
+    ],
+    "--consistency_model SSPAggr --table_staleness 3 --bandwidth_limit 1gbit": [
+        "--bandwidth_limit",
+        "1gbit",
+        "--consistency=ssp-managed",
+        "--staleness=3",
+    ],
     "--svb=false": ["--scheme=server"],
     "--nosvb": ["--scheme=server"],
     "--svb": [],
@@ -40,6 +50,7 @@ CASES = {
         "--row-order=importance",
         "--half-rows",
         "--staleness=0",
+        "--bandwidth-limit=40mbit",
     ],
     "--row_oplog_type=sparse_vector": [],
     "--stats_path=out/stats": ["--stats=out/stats.yaml"],
@@ -68,6 +79,7 @@ def test_translated(words):
         ("--consistency_model=BSP", "is one of SSP, SSPPush, SSPAggr, got 'BSP'"),
         ("--table_staleness=-1", "whole number of at least 0, got '-1'"),
         ("--table_staleness", "needs a value"),
+        ("--num_rows_per_table=abc", "whole number of at least 1, got 'abc'"),
         ("--svb=perhaps", "true or false, got 'perhaps'"),
         ("--row_oplog_type=7", "one of dense, sparse"),
         ("--consistency_model=SSPAggr --update_sort_policy=x", "one of RelativeMagnitude, Random, FIFO, FixedOrder"),
@@ -96,3 +108,10 @@ def test_caffe_main_trains(tmp_path, monkeypatch, capsys):
     write_case(tmp_path, "max_iter: 2 snapshot_after_train: false")
     assert pmls_main(["train", "--solver=solver.prototxt", "--svb", "--num_rows_per_table=1"]) == 0
     assert "Optimization Done." in capsys.readouterr().err
+
+
+def test_what_pmls_does_without_a_bandwidth_is_told():
+    _, told = translated("--consistency_model=SSPAggr")
+    assert told[-1] == (
+        "--consistency_model=SSPAggr has a bandwidth of 40 Mbit/s in PMLS: --bandwidth-limit=40mbit here"
+    )
