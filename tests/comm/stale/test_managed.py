@@ -159,6 +159,18 @@ def test_a_budget_per_second_holds_everything_up():
     assert sent * (32 << 10) / (1448 / 1514) == pytest.approx(2e6, rel=0.05)
 
 
+def test_what_is_urgent_waits_for_one_letter_under_a_budget():
+    """Bulk of 2 s is waiting; what becomes urgent meanwhile leaves as soon as anything may."""
+    scheduler = managed(RowOrder.FIFO, allowance=PerSecond(8e6))
+    for number in range(20):
+        scheduler.put(letter(f"bulk {number}", priority=200, size=100 << 10))
+    assert played(scheduler) == ["bulk 0"]
+    scheduler.put(letter("urgent", priority=0))
+    wait_s = scheduler.due_s(0.0)
+    assert wait_s == pytest.approx(0.107, abs=0.001)  # 100 kB and headers, at 1 MB/s
+    assert played(scheduler, now_s=wait_s, most=1) == ["urgent"]
+
+
 def test_a_budget_per_clock_is_for_early_rows_only():
     """What must go goes, and is paid back."""
     allowance = PerClock(100 << 10)
