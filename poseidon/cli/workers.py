@@ -133,6 +133,7 @@ def check_values(found: argparse.Namespace) -> None:
     bandwidth_bps(found)
     latency_s(found)
     limit_bps(found)
+    check_one_sided(found)
     if found.stats is not None:
         check_stats_path(found.stats)
 
@@ -181,6 +182,15 @@ def check_stale_flags(found: argparse.Namespace) -> None:
         raise UsageError("--staleness has its own way of putting messages; leave --pattern out")
     if found.wire not in (None, WIRES[0]):
         raise UsageError(f"under --staleness gradients travel as they are; leave --wire {found.wire} out")
+
+
+def check_one_sided(found: argparse.Namespace) -> None:
+    """Refuses to choose a carrier of puts where nothing is put."""
+    if found.one_sided and found.pattern != GPI and not found.data_in_memory and found.staleness is None:
+        raise UsageError(
+            f"--one-sided={found.one_sided} says what carries puts, but nothing is put: give --pattern={GPI}, "
+            "--data-in-memory or --staleness too, or leave it out"
+        )
 
 
 def bandwidth_bps(found: argparse.Namespace) -> float | None:

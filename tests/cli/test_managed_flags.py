@@ -24,6 +24,7 @@ def test_a_limit_is_in_bits_per_second():
         (("--bandwidth-limit=fast",), "a bandwidth is a number above 0 with one of"),
         (("--bandwidth-limit=100kbit",), "must be at least 1mbit, got 100kbit: signs of life must get through"),
         (("--bandwidth-limit=1gbit", "--one-sided=mpi"), "what MPI sends cannot be limited from here"),
+        (("--one-sided=mpi",), "--one-sided=mpi says what carries puts, but nothing is put: give --pattern=gpi"),
         (("--stats=run.txt",), r"must end in \.jsonl or \.yaml, got 'run.txt'"),
         (("--row-order=fifo",), "--row-order is for training under staleness"),
         (("--half-rows",), "--half-rows is for training under staleness"),
@@ -41,6 +42,8 @@ def test_what_cannot_be_is_refused(words, text):
 def test_what_can_be_is_not():
     check_values(flags("--workers=2", "--staleness=4", "--consistency=ssp-managed", "--row-order=fifo", "--half-rows"))
     check_values(flags("--workers=2", "--staleness=0", "--balance", "--stats=run.yaml", "--bandwidth-limit=1gbit"))
+    for what in ("--pattern=gpi", "--data-in-memory", "--staleness=0"):
+        check_values(flags("--workers=2", "--one-sided=sockets", what))
 
 
 @pytest.mark.parametrize("word", ["--balance", "--stats=run.yaml", "--bandwidth-limit=1gbit"])
