@@ -6,10 +6,13 @@ pickle) has no gates: `open_gate` takes their place there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
+
+from poseidon.parallel.structure import Structure
 
 
 def open_gate(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -32,10 +35,22 @@ class Gate:
         return _opened, ()
 
 
+class ClosedGate(Gate):
+    """Before a compiled module: where that was compiled in place, gates would be compiled along with it."""
+
+    @torch.compiler.disable
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        super().__call__(module, inputs)
+
+
 def _opened() -> Callable[[nn.Module, tuple[Any, ...]], None]:
     return open_gate
 
 
-def set_gates(readers: Mapping[str, nn.Module], on_enter: Callable[[str], None]) -> list[Any]:
-    """Puts a gate before each module; the handles take them away again."""
-    return [module.register_forward_pre_hook(Gate(name, on_enter), prepend=True) for name, module in readers.items()]
+def set_gates(structure: Structure, on_enter: Callable[[str], None]) -> list[Any]:
+    """Puts a gate before each module that reads parameters; the handles take them away again."""
+    handles = []
+    for name, module in structure.readers.items():
+        kind = ClosedGate if name in structure.atoms else Gate
+        handles.append(module.register_forward_pre_hook(kind(name, on_enter), prepend=True))
+    return handles

@@ -166,7 +166,8 @@ def _described(found: Described, measuring: Measuring, num_rows: Mapping[str, in
     why = found.why_dense
     strangers = measuring.readers.get(found.name, set()) - {holder.module_name for holder in found.holders}
     if (found.factors or found.rows) and strangers and not found.sparse:
-        why = f"{' and '.join(map(repr, sorted(strangers)[:2]))} reads it besides its own layer"
+        names = [name or "(model)" for name in sorted(strangers)[:2]]
+        why = f"{' and '.join(map(repr, names))} reads it besides its own layer"
     elif (found.factors or found.rows) and rows == 0 and not found.sparse:
         why = "no gradient came through its own layer"
     plain = ParamProfile(

@@ -77,7 +77,7 @@ class Replica:
         self.gradients = Gradients(
             self.structure, allows_unused=self.options.find_unused_parameters, on_complete=self._complete
         )
-        self._gates = set_gates(self.structure.readers, self._enter)
+        self._gates = set_gates(self.structure, self._enter)
         self.taker.refresh()
         self.measuring: Measuring | None = None
         self.reads: dict[str, list[str]] = {}

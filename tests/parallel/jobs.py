@@ -44,10 +44,14 @@ def beside(seat: Seat) -> Iterator[Transport]:
         transport.close()
 
 
-def train(model: nn.Module, optimizer: Any, case: Case, rank: int, dtype: torch.dtype) -> None:
+def train(
+    model: nn.Module, optimizer: Any, case: Case, rank: int, dtype: torch.dtype, *, is_flipped: bool = False
+) -> None:
+    """`is_flipped`: samples come in the opposite order, which changes nothing but the order of sums."""
     for step in range(STEPS):
         optimizer.zero_grad()
-        model(*case.inputs(step, rank, dtype)).backward()
+        inputs = case.inputs(step, rank, dtype)
+        model(*(entry.flip(0) for entry in inputs) if is_flipped else inputs).backward()
         optimizer.step()
 
 
@@ -55,9 +59,11 @@ def state_of(model: nn.Module) -> list[Tensor]:
     return [*(p.detach().clone() for p in model.parameters()), *(b.clone() for b in model.buffers())]
 
 
-def by_ddp(case: Case, kind: str, rank: int, dtype: torch.dtype, bucket_mb: float = 25.0) -> list[Tensor]:
+def by_ddp(
+    case: Case, kind: str, rank: int, dtype: torch.dtype, bucket_mb: float = 25.0, *, is_flipped: bool = False
+) -> list[Tensor]:
     model = DistributedDataParallel(case.model(dtype), find_unused_parameters=case.find_unused, bucket_cap_mb=bucket_mb)
-    train(model, OPTIMIZERS[kind](model.parameters()), case, rank, dtype)
+    train(model, OPTIMIZERS[kind](model.parameters()), case, rank, dtype, is_flipped=is_flipped)
     return state_of(model.module)
 
 
@@ -121,7 +127,8 @@ def compare(seat: Seat, names: list[str], kinds: list[str], ways: list[str]) -> 
 
 
 def compare_singles(seat: Seat, names: list[str], kinds: list[str]) -> dict[str, Any]:
-    """In single precision: how far ours ends from DistributedDataParallel, and that from itself with other buckets."""
+    """In single precision: how far ours ends from DistributedDataParallel, and that from itself with other buckets, or
+    with samples in another order: two workers' sums have the same bits in any bucket."""
     found: dict[str, Any] = {}
     with grouped(seat), beside(seat) as transport:
         for name in names:
@@ -129,6 +136,7 @@ def compare_singles(seat: Seat, names: list[str], kinds: list[str]) -> dict[str,
                 case, rank = BY_NAME[name], seat.rank
                 one = by_ddp(case, kind, rank, torch.float32)
                 others = [by_ddp(case, kind, rank, torch.float32, bucket_mb) for bucket_mb in (1e-4, 1e-3)]
+                others.append(by_ddp(case, kind, rank, torch.float32, is_flipped=True))
                 ours = [by_ours(case, kind, transport, torch.float32, way)[0] for way in ("plain", "overlap")]
                 found[f"{name} {kind}"] = {
                     "theirs": max(distance(other, one) for other in others),

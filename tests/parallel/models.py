@@ -1,4 +1,4 @@
-"""The twelve models on which Parallel is held against DistributedDataParallel, small enough to run ten steps at once.
+"""The models on which Parallel is held against DistributedDataParallel, small enough to run ten steps at once.
 
 Each comes with batches: `batch(step, rank)` gives the inputs of the forward pass, and `loss` what is minimised. Weights
 are drawn by numpy, keyed by the model's name, so that every process has the same ones.
@@ -26,6 +26,7 @@ class Case:
     batch: Callable[[np.random.Generator], tuple[Tensor, ...]]
     find_unused: bool = False
     frozen: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ("SGD", "AdamW")
 
     def model(self, dtype: torch.dtype = torch.float64) -> nn.Module:
         model = self.build().to(dtype)
@@ -79,10 +80,13 @@ def lenet() -> nn.Module:
 
 
 def alexnet() -> nn.Module:
-    features = [nn.Conv2d(3, 6, 5, 2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 12, 3, padding=1), nn.ReLU()]
-    pooled = [nn.AdaptiveAvgPool2d(2), nn.Flatten()]
-    head = [nn.Linear(48, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)]
-    return Classifier(nn.Sequential(*features, *pooled, *head))
+    """AlexNet's five convolutions, two of them in groups, and three fully-connected layers, narrow."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 6, 11, 4, 2), nn.ReLU(), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
+    layers += [nn.Conv2d(6, 16, 5, padding=2, groups=2), nn.ReLU(), nn.LocalResponseNorm(5), nn.MaxPool2d(3, 2)]
+    layers += [nn.Conv2d(16, 24, 3, padding=1), nn.ReLU(), nn.Conv2d(24, 24, 3, padding=1, groups=2), nn.ReLU()]
+    layers += [nn.Conv2d(24, 16, 3, padding=1, groups=2), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    head = [nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 5)]
+    return Classifier(nn.Sequential(*layers, *head))
 
 
 def vgg() -> nn.Module:
@@ -162,11 +166,11 @@ class Lstm(nn.Module):
 
 
 class Recommender(nn.Module):
-    """After DLRM: three tables, of which one gives sparse gradients by itself, and two towers."""
+    """After DLRM: three tables, of which one may give sparse gradients by itself, and two towers."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, num_users: int = 300, sparse: bool = False) -> None:
         super().__init__()
-        self.users, self.items = nn.Embedding(300, 6), nn.Embedding(500, 6)
+        self.users, self.items = nn.Embedding(num_users, 6, sparse=sparse), nn.Embedding(500, 6)
         self.tags = nn.Embedding(200, 6)
         self.bottom = nn.Sequential(nn.Linear(7, 12), nn.ReLU(), nn.Linear(12, 6))
         self.top = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 2))
@@ -217,12 +221,19 @@ class Branches(nn.Module):
         self.head = nn.Linear(16, 5)
 
     def forward(self, x: Tensor, which: Tensor) -> Tensor:
-        branch = self.even if int(which[0]) % 2 == 0 else self.odd
+        branch = self.even if int(which.sum()) % 2 == 0 else self.odd
         return self.head(F.relu(branch(F.relu(self.stem(x)))))
 
 
 def _texts(most: int, length: int) -> Callable[[np.random.Generator], tuple[Tensor, ...]]:
     return lambda draw: (_numbers(draw, most, BATCH, length), _numbers(draw, most, BATCH, length))
+
+
+def _visits(num_users: int) -> Callable[[np.random.Generator], tuple[Tensor, ...]]:
+    return lambda draw: (
+        _normal(draw, BATCH, 7), _numbers(draw, num_users, BATCH), _numbers(draw, 500, BATCH),
+        _numbers(draw, 200, BATCH, 3), _numbers(draw, 2, BATCH),
+    )  # fmt: skip
 
 
 def _features(width: int) -> Callable[[np.random.Generator], tuple[Tensor, ...]]:
@@ -232,20 +243,20 @@ def _features(width: int) -> Callable[[np.random.Generator], tuple[Tensor, ...]]
 CASES = (
     Case("mlp", mlp, _features(20)),
     Case("lenet", lenet, _pictures(16, 1)),
-    Case("alexnet", alexnet, _pictures(24)),
+    Case("alexnet", alexnet, _pictures(64)),
     Case("vgg", vgg, _pictures(32)),
     Case("resnet", resnet, _pictures(16)),
     Case("encoder", lambda: Classifier(Encoder()), lambda d: (_numbers(d, 30, BATCH, 6), _numbers(d, 5, BATCH))),
     Case("char-tied", lambda: Classifier(CharModel(tied=True)), _texts(40, 7)),
     Case("char", lambda: Classifier(CharModel(tied=False)), _texts(40, 7)),
     Case("lstm", lambda: Classifier(Lstm()), _texts(25, 5)),
+    Case("recommender", lambda: Classifier(Recommender()), _visits(300)),
+    Case("large-table", lambda: Classifier(Recommender(num_users=50_000)), _visits(50_000)),
     Case(
-        "recommender",
-        lambda: Classifier(Recommender()),
-        lambda d: (
-            _normal(d, BATCH, 7), _numbers(d, 300, BATCH), _numbers(d, 500, BATCH), _numbers(d, 200, BATCH, 3),
-            _numbers(d, 2, BATCH),
-        ),
+        "sparse-table",
+        lambda: Classifier(Recommender(num_users=50_000, sparse=True)),
+        _visits(50_000),
+        kinds=("plain SGD", "Adagrad"),
     ),
     Case("lora", lora, _features(20), frozen=("base",)),
     Case(
@@ -265,4 +276,6 @@ BY_NAME = {case.name: case for case in CASES}
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda params: torch.optim.SGD(params, 0.02, momentum=0.9, weight_decay=1e-3),
     "AdamW": lambda params: torch.optim.AdamW(params, 1e-3, weight_decay=0.01),
+    "plain SGD": lambda params: torch.optim.SGD(params, 0.02),
+    "Adagrad": lambda params: torch.optim.Adagrad(params, 0.01),
 }

@@ -57,13 +57,20 @@ class Member:
 
 
 def in_team(
-    act: Callable[[Member], Any], model: nn.Module | None = None, *, size: int = SIZE, **options: Any
+    act: Callable[[Member], Any],
+    model: nn.Module | None = None,
+    *,
+    size: int = SIZE,
+    prepare: Callable[[nn.Module], Any] = lambda model: None,
+    **options: Any,
 ) -> list[Any]:
-    """What `act` returns on each worker; all start from copies of one model."""
+    """What `act` returns on each worker; all start from copies of one model, each prepared by itself."""
     base = small() if model is None else model
 
     def work(transport: Transport) -> Any:
-        parallel = Parallel(copy.deepcopy(base), transport=transport, **{"bandwidth": "100mbit", **options})
+        own = copy.deepcopy(base)
+        prepare(own)
+        parallel = Parallel(own, transport=transport, **{"bandwidth": "100mbit", **options})
         try:
             found = act(Member(parallel, transport.rank, transport.size))
             transport.barrier(30.0)  # nobody leaves while another still needs it

@@ -436,10 +436,11 @@ def test_weights_that_are_read_elsewhere_are_exact_and_dense_with_a_reason(overl
         optimizer = sgd(member.model.parameters())
         train(member, poseidon.overlap(optimizer, member.model) if overlaps else optimizer, 8)
         reasons = {name: unit.reason for unit in member.model.plan.units for name in unit.params}
-        return values(member.model), reasons.get("extra.weight", ""), member.model.plan.unit_of()["extra.weight"].scheme
+        return values(member.model), reasons["extra.weight"], member.model.plan.unit_of()["extra.weight"].scheme
 
-    for found, _, scheme in in_team(act, base):
+    for found, reason, scheme in in_team(act, base):
         assert scheme.value == "ring"
+        assert "'(model)' reads it besides its own layer" in reason
         assert_same(found, alone(8, sgd, base))
 
 
@@ -454,6 +455,7 @@ def test_tied_tables_say_why_they_are_dense():
         in_team(act, filled(Tied().double()), schemes={"table": "rows"})
     for text, plan in in_team(act, filled(Tied().double())):
         assert plan.unit_of()["table.weight"].scheme.value == "ring"
+        assert "tied: 'table' and 'out' share it" in plan.unit_of()["table.weight"].reason
         assert "RING" in text
 
 
@@ -468,20 +470,59 @@ def test_schemes_that_do_not_exist_here_are_refused():
 
 
 def test_compiled_modules_are_one_piece():
-    base = small()
-    base[2] = torch.compile(base[2], backend="eager")
-
     def act(member):
         train(member, sgd(member.model.parameters()), 6)
-        found = {name: unit.scheme.value for unit in member.model.plan.units for name in unit.params}
+        found = {name: unit for unit in member.model.plan.units for name in unit.params}
         return values(member.model), found
 
-    model = small()
-    model[2].compile(backend="eager")
-    for found, schemes in in_team(act, model, schemes={"0": "factors", "4": "factors"}):
-        assert schemes["0.weight"] == "factors"
-        assert schemes["2.weight"] == "ring"
+    def prepare(model):  # by each worker itself: a copy of a compiled module is not compiled
+        model[2].compile(backend="eager")
+
+    for found, units in in_team(act, prepare=prepare, schemes={"0": "factors", "4": "factors"}):
+        assert units["0.weight"].scheme.value == "factors"
+        assert units["2.weight"].scheme.value == "ring"
+        assert "inside a compiled or scripted module" in units["2.weight"].reason
         assert_same(found, alone(6, sgd))
+
+
+@pytest.mark.parametrize("form", ["before", "in place", "around"])
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_a_whole_model_may_be_compiled(form, overlaps):
+    """Before it is wrapped, what torch.compile makes of it runs in every iteration; Parallel itself never compiles."""
+    torch._dynamo.reset()
+    num_runs = [0] * SIZE
+
+    def work(transport):
+        def backend(graph, inputs):
+            def run(*args):
+                num_runs[transport.rank] += 1
+                return graph.forward(*args)
+
+            return run
+
+        model = small()
+        if form == "in place":
+            model.compile(backend=backend)
+        inner = torch.compile(model, backend=backend) if form == "before" else model
+        parallel = Parallel(inner, transport=transport, bandwidth="100mbit")
+        called = torch.compile(parallel, backend=backend) if form == "around" else parallel
+        optimizer = sgd(parallel.parameters())
+        if overlaps:
+            optimizer = poseidon.overlap(optimizer, parallel)
+        for step in range(6):
+            optimizer.zero_grad()
+            loss_of(called, step, transport.rank).backward()
+            optimizer.step()
+        found, keys = values(parallel), list(parallel.state_dict())
+        transport.barrier(30.0)
+        parallel.close()
+        return found, keys
+
+    prefix = "_orig_mod." if form == "before" else ""
+    for found, keys in run_workers(SIZE, work, timeout_s=60):
+        assert_same(found, alone(6, sgd))
+        assert keys == [prefix + name for name in small().state_dict()]
+    assert sum(num_runs) == (0 if form == "around" else 6 * SIZE)
 
 
 def test_one_worker_alone_needs_nobody():
