@@ -30,7 +30,7 @@ from poseidon.plan import (
     simulate,
 )
 from poseidon.plan.commplan import PATTERN_SCHEMES
-from poseidon.plan.planner import MOST_STEPS
+from poseidon.plan.planner import MOST_IN_FLIGHT, MOST_STEPS, WORTH_SHARING
 from tests.plan.known_nets import profile_of, resnet50
 from tests.plan.strategies import clusters, profiles
 
@@ -39,23 +39,41 @@ SMALL = PlanRequest(fuse_bytes=FUSE, chunk_bytes=CHUNK, in_flight=4)
 PLAIN = replace(SMALL, among=tuple(scheme for scheme in Scheme if scheme is not Scheme.DOUBLING))
 
 
-def ways_of(param: ParamProfile) -> list[Scheme]:
-    ways = [Scheme.RING, Scheme.SERVER]
+def ways_of(param: ParamProfile, doubles: bool) -> list[Scheme]:
+    ways = [Scheme.RING, Scheme.SERVER, *([Scheme.DOUBLING] if doubles else [])]
     ways += [Scheme.FACTORS, Scheme.FACTOR_SERVER] if param.factors else []
     return ways + ([Scheme.ROWS] if param.rows else [])
 
 
-def exhaustive_s(profile: NetProfile, cluster: Cluster, in_flight: int = 4) -> float:
+def exhaustive_s(profile: NetProfile, cluster: Cluster, in_flight: int = 4, *, doubles: bool = False) -> float:
     """The shortest iteration over every scheme of every parameter, every size and both orders."""
     deciding = [param for param in profile.params if param.learns and param.rides_with is None]
     found = []
-    for chosen in itertools.product(*(ways_of(param) for param in deciding)):
+    for chosen in itertools.product(*(ways_of(param, doubles) for param in deciding)):
         overrides = tuple(Override(param.name, scheme) for param, scheme in zip(deciding, chosen, strict=True))
         for fuse, chunk, order in itertools.product(FUSE, CHUNK, Order):
             sizes = PlanRequest(fuse_bytes=(fuse,), chunk_bytes=(chunk,), orders=(order,), in_flight=in_flight)
             request = replace(sizes, overrides=overrides)
             found.append(make_plan(profile, cluster, request).iteration_s)
     return min(found)
+
+
+def small_units(
+    rng: random.Random,
+    sizes: tuple[int, ...] = (10, 1000, 10_000, 100_000),
+    latency_s: float | None = None,
+    num_workers: int | None = None,
+) -> tuple[NetProfile, Cluster]:
+    """Three dense parameters of which some are small, on nodes of one worker: where messages may count."""
+    names = ("a", "b", "c")
+    params = tuple(ParamProfile(name, (rng.choice(sizes),)) for name in names)
+    layers = tuple(LayerProfile(name, rng.random() / 1e3, rng.random() / 500, (name,)) for name in names)
+    cluster = Cluster(
+        (1,) * (num_workers or rng.choice((2, 3, 4, 8))),
+        rng.choice((1e8, 1e9, 1e10)),
+        latency_s or rng.choice((1e-5, 1e-4, 1e-3)),
+    )
+    return NetProfile(layers, params, needs_all_gradients=rng.random() < 0.3), cluster
 
 
 class TestOptimum:
@@ -65,6 +83,35 @@ class TestOptimum:
         assume(cluster.num_workers > 1)
         found = make_plan(profile, cluster, replace(PLAIN, in_flight=in_flight)).iteration_s
         assert found == pytest.approx(exhaustive_s(profile, cluster, in_flight), rel=1e-9)
+
+    @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(profiles(max_layers=3), clusters())
+    def test_unless_told_it_decides_how_many_are_on_their_way(self, profile, cluster):
+        """As training and `poseidon plan` ask: one at a time, unless it costs much and several cost much less."""
+        assume(cluster.num_workers > 1)
+        found = make_plan(profile, cluster, replace(PLAIN, in_flight=None))
+        alone_s, shared_s = (exhaustive_s(profile, cluster, in_flight) for in_flight in (1, MOST_IN_FLIGHT))
+        shares = alone_s > profile.compute_s * WORTH_SHARING and shared_s * WORTH_SHARING < alone_s
+        assert found.iteration_s == pytest.approx(shared_s if shares else alone_s, rel=1e-9)
+        assert found.in_flight == (MOST_IN_FLIGHT if shares else 1)
+
+    @pytest.mark.parametrize("in_flight", [1, 4, None])
+    @pytest.mark.parametrize("seed", range(6))
+    def test_with_doubling_it_is_near_the_best(self, seed, in_flight):
+        """Which units double is decided by their sizes, for all at once, and with care: their bytes count twice."""
+        profile, cluster = small_units(random.Random(seed))
+        found = make_plan(profile, cluster, replace(SMALL, in_flight=in_flight))
+        best_s = exhaustive_s(profile, cluster, in_flight or 1, doubles=True)
+        assert found.iteration_s <= 1.25 * best_s
+        if in_flight is not None:
+            assert found.iteration_s >= best_s * (1 - 1e-9)
+
+    def test_doubling_is_chosen_where_it_is_the_best(self):
+        profile, cluster = small_units(random.Random(0), sizes=(100, 1000), latency_s=1e-3, num_workers=8)
+        found = make_plan(profile, cluster, SMALL)
+        assert {unit.scheme for unit in found.units} == {Scheme.DOUBLING}
+        assert found.iteration_s == pytest.approx(exhaustive_s(profile, cluster, doubles=True), rel=1e-9)
+        assert found.iteration_s < exhaustive_s(profile, cluster)
 
     def test_several_share_the_link_where_latency_is_all_and_one_has_it_where_bytes_are(self):
         def chosen(num_elems: int, latency_s: float) -> CommPlan:
