@@ -141,7 +141,8 @@ class FactorExchange(Exchange):
 
     def _sides(self, rows: Tensor) -> tuple[Tensor, ...]:
         rest = self.width - self.num_outputs - self.num_inputs
-        return rows.split((self.num_outputs, self.num_inputs, rest), 1)
+        sides: tuple[Tensor, ...] = rows.split((self.num_outputs, self.num_inputs, rest), 1)
+        return sides
 
     def _new_rows(self, number: int) -> Tensor:
         return self.members[0].value.new_empty(number, self.width)
@@ -165,7 +166,8 @@ class Factors(FactorExchange):
         return self._kept
 
     def _own(self) -> Tensor:
-        return self._everybodys.split(self.rows_by_rank)[self.transport.rank]
+        own: Tensor = self._everybodys.split(self.rows_by_rank)[self.transport.rank]
+        return own
 
     def _room(self) -> Collected:
         """Passes may come before the iteration before is over: those have memory of their own."""
