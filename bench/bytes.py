@@ -1,6 +1,6 @@
 """Bytes on the wire against the plan: what each node's link counts in an iteration, over what the plan predicts.
 
-    sudo python -m bench.bytes [--nodes 1,1,1,1/2,2/2,1,1] [--iterations 6] [--json OUT]
+    sudo python -m bench.bytes [--nodes 1,1,1,1/1,1,1/2,2/2,1,1] [--iterations 6] [--json OUT]
 
 Emulated hosts (`bench/netlab.py`) with any numbers of workers, real TCP, real training of a small net; every scheme by
 force, on a full and on a narrow wire. The link's own counter (/sys/class/net/eth0/statistics/tx_bytes) is read when all
@@ -40,6 +40,7 @@ from poseidon.transport.levels import share_nodes
 ROOT = Path(__file__).resolve().parent.parent
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 LEAST, MOST = 1.00, 1.07
+SCHEMES = (Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER, Scheme.ROWS)
 NARROW = ("ring", "server", "factor-server")
 BATCH, WIDTH, TABLE_ROWS = 32, 256, 20_000
 
@@ -99,7 +100,7 @@ def measure(options: argparse.Namespace) -> list[Result]:
         raise SystemExit(sharing.problem)
     table = Roundtable(wire)
     results = []
-    for scheme in (Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER, Scheme.ROWS):
+    for scheme in SCHEMES:
         for width in ("fp32", "bf16") if scheme.value in NARROW else ("fp32",):
             solver = solver_of(scheme)
             request = PlanRequest(scheme=scheme, wire=width)
@@ -196,7 +197,7 @@ def run_in_lab(nodes: str, options: argparse.Namespace) -> list[Result]:
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nodes", default="1,1,1,1/2,2/2,1,1", help="workers of each node; several jobs with /")
+    parser.add_argument("--nodes", default="1,1,1,1/1,1,1/2,2/2,1,1", help="workers of each node; several jobs with /")
     parser.add_argument("--iterations", type=int, default=6)
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--json", type=Path)
