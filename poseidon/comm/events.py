@@ -35,7 +35,7 @@ class SendStarted(CommEvent):
 
 @dataclass(frozen=True, slots=True)
 class SendLeft(CommEvent):
-    """Others have the link: nothing of it crosses the network any more. Of schemes with owners SendApplied says so."""
+    """Others have the link: all is here that its sum is made of. Where it is not told, SendReduced says so."""
 
     send: Send
 

@@ -4,7 +4,7 @@ An iteration of a unit, for each Send of the plan:
 
     offer(member, grad)      compute thread: a member's gradient is final (None: there is no dense one)
     begin(send)              starter thread, in the plan's order: first operations are on their way
-    arrive(send, token)      waits until the Send is through with the network, where that comes before its sum
+    arrive(send, token)      waits until all is here that the sum is made of, where that can be told
     reduced(send, token)     waits; the parts whose summed gradients are here now
     (the rule is applied to the parts)
     spread(send)             brings updated values to the other workers, where the scheme wants that
@@ -96,8 +96,8 @@ class Exchange(ABC):
         """Starts; what it returns is given to `reduced`. Must not block on other workers."""
 
     def arrive(self, send: Send, token: Any) -> bool:
-        """Waits for the network and returns True if the Send is through with it, though its sum may have to wait for
-        the device: others may have the link. False, at once: `reduced` and `spread` still need it."""
+        """Waits for all that the sum is made of and returns True: making it may have to wait for the device, and others
+        may have the link meanwhile. False, at once: `reduced` still needs the link."""
         return False
 
     @abstractmethod

@@ -144,6 +144,10 @@ class NarrowServer(NarrowExchange):
         super().__init__(wiring, dtype)
         self._shared: dict[tuple[str, Region], Tensor] = {}
 
+    def arrive(self, send: Send, token: Work) -> bool:
+        token.wait()
+        return True
+
     def reduced(self, send: Send, token: Work) -> list[Part]:
         token.wait()
         first, last = self.owned(send, self.transport.rank)

@@ -5,16 +5,15 @@ Three kinds of threads meet here:
     compute     offers gradients (`ready`), goes on at once; before a layer reads its parameters it waits (`wait`)
     starter     walks the plan's order round and round: waits for the unit, starts its Send, hands it on. The order of
                 starting is the same on all workers, so collectives match without anybody coordinating
-    finishers   wait for the reduction, apply the rule, spread values. A Send that is through with the network makes
-                room for the next at once, though the device may be busy with a layer before it takes the sum; so there
-                are more of them than Sends may be in flight
+    finishers   wait for the reduction, apply the rule, spread values. A Send whose sum, or update, waits for a device
+                that is busy with a layer makes room for the next; so there are more of them than Sends may be in flight
 
 A Send has the link to itself: that is faster than several that share it (each lengthens the queues that the others'
 messages stand in, at every step of a ring). But none may hold up what is needed sooner: if one takes much longer than
 the plan says, the next starts beside it (`plan/turns.py`).
 
-Nothing deadlocks: finishers take Sends in the order they were started, so the first one that is not over anywhere is
-being carried out everywhere.
+Nothing deadlocks: finishers take Sends in the order they were started, so the first one that is not over everywhere has
+one everywhere, and gets its turn (`plan/turns.py`).
 
 With a barrier in the plan, reductions wait to be applied until `release`. What others see, and what happens when a
 thread fails: `conductor.py`.
@@ -36,7 +35,7 @@ from poseidon.comm.conductor import Conductor, Progress
 from poseidon.comm.events import CommListener, SendApplied, SendLeft, SendReduced, SendStarted, UnitDone, UnitReady
 from poseidon.comm.exchange import Exchange
 from poseidon.comm.part import Apply, Part
-from poseidon.plan import CommPlan, Holders, Send, Ticket, Turns, patience_s
+from poseidon.plan import CommPlan, Lane, Send, Ticket, patience_s, turns_of
 from poseidon.plan.turns import num_finishers
 
 
@@ -57,18 +56,14 @@ class Scheduler(Conductor[_Sends]):
     ) -> None:
         super().__init__(plan, {exchange.unit.index: _Sends(exchange) for exchange in exchanges}, apply, listener)
         self._order = [send for send in plan.order if send.unit in self._units]
-        self._turns = Turns(self._order, plan.in_flight)
+        self._turns = turns_of(plan, self._order)
+        self._places = {send: place for place, send in enumerate(self._order)}
         self._patience_s = {send: patience_s(plan, send) for send in self._order}
-        self._holders = Holders()
-        self._num_busy = 0  # finishers at work
         self._handed: deque[Callable[[], None]] = deque()  # to finishers
+        self._finishers: list[threading.Thread] = []
+        self._num_busy = 0  # of them
         self._starter = threading.Thread(target=self._run_starter, name="poseidon-starter", daemon=True)
-        self._finishers = [
-            threading.Thread(target=self._run_finisher, name=f"poseidon-finisher-{number}", daemon=True)
-            for number in range(min(num_finishers(plan.in_flight), len(self._order)))
-        ]
-        for thread in (self._starter, *self._finishers):
-            thread.start()
+        self._starter.start()
 
     # -- compute thread ---------------------------------------------------------------------------------------------
     def ready(self, unit: int, context: Any) -> None:
@@ -83,11 +78,8 @@ class Scheduler(Conductor[_Sends]):
 
     def release(self) -> None:
         with self._changed:
-            for send in self._order:
-                parts = self._units[send.unit].held.pop(send, None)
-                if parts is not None:
-                    self._handed.append(partial(self._finish, send, parts))
-            self._changed.notify_all()
+            held = [(send, self._units[send.unit].held.pop(send, None)) for send in self._order]
+            self._hand_over(*(partial(self._finish, send, parts) for send, parts in held if parts is not None))
 
     def close(self) -> None:
         """A finisher that waits for the transport is not waited for: it ends with its operation, or with that."""
@@ -124,32 +116,40 @@ class Scheduler(Conductor[_Sends]):
 
     def _next_send(self) -> tuple[Send, Ticket] | None:
         """Waits until a Send may start, and counts it as started; None if nothing starts any more."""
+        pushes = self._turns.pushes
         with self._changed:
             while not self._has_ended:
                 now_s = time.monotonic()
-                for _ in range(self._holders.give_up(now_s)):
-                    self._turns.left()
-                send = self._turns.next_send()
-                if send is not None:
-                    self._turns.start()
-                    return send, self._holders.take(now_s + self._patience_s[send])
-                due_s = self._holders.next_due_s
-                self._changed.wait(None if due_s is None else due_s - now_s)
+                place = pushes.next_place(now_s)
+                if place is not None:
+                    send = self._order[place]
+                    return send, pushes.start(place, now_s + self._patience_s[send])
+                self._wait_for_turn(pushes, now_s)
             return None
 
-    def _leave(self, ticket: Ticket) -> None:
-        """A Send is through with the network; said twice of some."""
-        with self._changed:
-            if self._holders.leave(ticket):
-                self._turns.left()
-            self._changed.notify_all()
+    def _wait_for_turn(self, lane: Lane, now_s: float) -> None:
+        """Until something has changed, or somebody's patience is over."""
+        due_s = lane.next_due_s(now_s)
+        self._changed.wait(None if due_s is None else due_s - now_s)
 
-    def _hand_over(self, job: Callable[[], None]) -> None:
+    def _leave(self, lane: Lane, ticket: Ticket) -> None:
+        """A Send gives its place away; said twice of some."""
         with self._changed:
-            self._handed.append(job)
+            lane.leave(ticket)
             self._changed.notify_all()
 
     # -- finishers --------------------------------------------------------------------------------------------------
+    def _hand_over(self, *jobs: Callable[[], None]) -> None:
+        """To finishers, first come first served; where none is idle there will be one more, up to a limit."""
+        with self._changed:
+            self._handed.extend(jobs)
+            num_missing = len(self._handed) - (len(self._finishers) - self._num_busy)
+            for _ in range(min(num_missing, num_finishers(self.plan) - len(self._finishers))):
+                name = f"poseidon-finisher-{len(self._finishers)}"
+                self._finishers.append(threading.Thread(target=self._run_finisher, name=name, daemon=True))
+                self._finishers[-1].start()
+            self._changed.notify_all()
+
     def _run_finisher(self) -> None:
         self._use_device()
         while True:
@@ -167,22 +167,21 @@ class Scheduler(Conductor[_Sends]):
     def _reduce(self, send: Send, token: Any, ticket: Ticket) -> None:
         exchange = self._units[send.unit].exchange
         try:
-            has_left = exchange.arrive(send, token)
-            if has_left:
+            if exchange.arrive(send, token):
                 self._tell(SendLeft(send.unit, send))
-                self._leave(ticket)
+                self._leave(self._turns.pushes, ticket)
             parts = exchange.reduced(send, token)
             self._tell(SendReduced(send.unit, send, exchange.newly_sent(send)))
         except BaseException as problem:  # raised again to whoever waits
             self._fail(problem, exchange)
             return
+        self._leave(self._turns.pushes, ticket)
         if self.plan.barrier:
             with self._changed:
                 self._units[send.unit].held[send] = parts
                 self._changed.notify_all()
         else:
             self._finish(send, parts)
-        self._leave(ticket)
 
     def _finish(self, send: Send, parts: list[Part]) -> None:
         progress = self._units[send.unit]
@@ -190,7 +189,7 @@ class Scheduler(Conductor[_Sends]):
         try:
             self._apply(parts, progress.context)
             parts.clear()
-            exchange.spread(send)
+            self._spread(send, exchange)
             self._tell(SendApplied(send.unit, send, exchange.newly_sent(send)))
             with self._changed:
                 is_last = self._turns.applied(send.unit)
@@ -204,6 +203,26 @@ class Scheduler(Conductor[_Sends]):
             with self._changed:
                 progress.done = progress.iteration
                 self._changed.notify_all()
+
+    def _spread(self, send: Send, exchange: Exchange) -> None:
+        """Brings owners' new values when it is this Send's turn; not at all if everything is ending."""
+        if not self.plan.units[send.unit].scheme.has_owners:
+            exchange.spread(send)
+            return
+        pulls, place = self._turns.pulls, self._places[send]
+        with self._changed:
+            now_s = time.monotonic()
+            pulls.ready(place, now_s + self._patience_s[send])
+            self._changed.notify_all()
+            while pulls.next_place(now_s) != place:
+                if self._has_ended:
+                    return
+                self._wait_for_turn(pulls, now_s)
+                now_s = time.monotonic()
+            ticket = pulls.start(place, now_s + self._patience_s[send])
+            self._changed.notify_all()
+        exchange.spread(send)
+        self._leave(pulls, ticket)
 
     # -- both -------------------------------------------------------------------------------------------------------
     def _use_device(self) -> None:

@@ -43,8 +43,11 @@ class Server(ShardedExchange):
             self.transport, shards_of(self.memory(send), self.transport.size), tag=self.tag(send, PUSH)
         )
 
-    def reduced(self, send: Send, token: Work) -> list[Part]:
+    def arrive(self, send: Send, token: Work) -> bool:
         token.wait()
+        return True
+
+    def reduced(self, send: Send, token: Work) -> list[Part]:
         return self.parts(*self.owned(send, self.transport.rank), self.own_shard(send), everywhere=False)
 
     def spread(self, send: Send) -> None:

@@ -20,7 +20,7 @@ from poseidon.plan.simulate import Event, Timeline, simulate
 from poseidon.plan.sweep import Axis, Point, Setting, parse_sweep, sweep
 from poseidon.plan.sweep_table import sweep_json, sweep_text
 from poseidon.plan.table import PlanTable, plan_table
-from poseidon.plan.turns import Holders, Ticket, Turns, patience_s
+from poseidon.plan.turns import Lane, Ticket, Turns, patience_s, turns_of
 
 __all__ = [
     "GPI",
@@ -36,7 +36,7 @@ __all__ = [
     "Event",
     "FactorShape",
     "Flow",
-    "Holders",
+    "Lane",
     "LayerProfile",
     "Load",
     "NetProfile",
@@ -69,4 +69,5 @@ __all__ = [
     "sweep",
     "sweep_json",
     "sweep_text",
+    "turns_of",
 ]

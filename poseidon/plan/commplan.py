@@ -46,6 +46,11 @@ class Scheme(enum.Enum):
     def is_dense(self) -> bool:
         return self in (Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.TREE)
 
+    @property
+    def has_owners(self) -> bool:
+        """Whether some workers update and hand out new values; else everybody updates."""
+        return self in (Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.TREE)
+
 
 STALE_SCHEMES = (Scheme.SERVER, Scheme.FACTOR_SERVER)  # those that can be a few clocks behind
 IN_ONE_PIECE = (Scheme.ROWS, Scheme.DOUBLING, Scheme.POWER_SGD)

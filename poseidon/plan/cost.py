@@ -331,7 +331,7 @@ class CostModel:
         cluster = self.cluster
         if scheme is Scheme.LOCAL:
             return 0.0
-        owned = cluster.num_workers if scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.TREE) else 1
+        owned = cluster.num_workers if scheme.has_owners else 1
         update_s = 8 * load.elem_bytes * load.num_elems / owned / cluster.update_bps
         if load.power is not None and scheme is Scheme.POWER_SGD:
             return update_s + 6 * load.power.rows * load.power.outputs * load.power.inputs / cluster.flops

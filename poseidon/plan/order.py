@@ -26,8 +26,9 @@ from itertools import pairwise
 from poseidon.plan.bundles import Bundle
 from poseidon.plan.commplan import Scheme, Send, row_grains
 from poseidon.plan.cost import Cost, CostModel, Leg, Load
-from poseidon.plan.link import Link, Operation, operation
+from poseidon.plan.link import Operation, operation
 from poseidon.plan.profile import ParamProfile
+from poseidon.plan.traffic import Traffic
 
 
 class Order(enum.Enum):
@@ -74,7 +75,7 @@ class Draft:
 class Piece:
     """Elements [start, stop) of a unit, and their way over the link.
 
-    `pull` is the leg that waits for a barrier; None if there is no such leg, or no barrier: then `push` is all of it.
+    `pull` is the leg that comes after the owners' update; None: `push` is all of it.
     """
 
     unit: int
@@ -129,7 +130,7 @@ def num_pieces(draft: Draft, chunk_bytes: float) -> int:
     return -(-number // most)
 
 
-def cut(unit: int, draft: Draft, number: int, *, barrier: bool) -> list[Piece]:
+def cut(unit: int, draft: Draft, number: int, *, in_two: bool) -> list[Piece]:
     """The pieces of a unit, first to last."""
     num_elems, grains = draft.load.num_elems, draft.grains
     bounds = [*(grains.num_elems * (grains.number * i // number) for i in range(number)), num_elems]
@@ -138,7 +139,7 @@ def cut(unit: int, draft: Draft, number: int, *, barrier: bool) -> list[Piece]:
     for start, stop in pairwise(bounds):
         like = alike.get(stop - start)
         if like is None:
-            pieces.append(piece_of(Send(unit, start, stop), num_elems, draft.cost, barrier=barrier))
+            pieces.append(piece_of(Send(unit, start, stop), num_elems, draft.cost, in_two=in_two))
         else:
             pieces.append(Piece(unit, start, stop, like.push, like.pull))
         if start:  # the first may carry more than its like
@@ -146,13 +147,14 @@ def cut(unit: int, draft: Draft, number: int, *, barrier: bool) -> list[Piece]:
     return pieces
 
 
-def piece_of(send: Send, num_elems: int, cost: Cost, *, barrier: bool) -> Piece:
-    """A send of a unit: all of it at once, or, if a barrier stands before the pull, in two legs."""
+def piece_of(send: Send, num_elems: int, cost: Cost, *, in_two: bool) -> Piece:
+    """A send of a unit; `in_two`: what owners hand out is a leg of its own."""
     share = (send.stop - send.start) / num_elems
     once_s = cost.once_s if send.start == 0 else 0.0
-    waits = barrier and cost.pull != Leg()
-    push = operation(cost.push if waits else cost.push + cost.pull, share, once_s)
-    return Piece(send.unit, send.start, send.stop, push, operation(cost.pull, share) if waits else None)
+    if cost.pull == Leg() or not in_two:
+        return Piece(send.unit, send.start, send.stop, operation(cost.push + cost.pull, share, once_s), None)
+    push, pull = operation(cost.push, share, once_s), operation(cost.pull, share)
+    return Piece(send.unit, send.start, send.stop, push, pull)
 
 
 def ready_order(pieces: Sequence[Sequence[Piece]], places: Sequence[int]) -> list[Piece]:
@@ -162,16 +164,15 @@ def ready_order(pieces: Sequence[Sequence[Piece]], places: Sequence[int]) -> lis
 
 
 def needed_order(
-    pieces: Sequence[Sequence[Piece]], places: Sequence[int], ready_s: Sequence[float], in_flight: int
+    pieces: Sequence[Sequence[Piece]], places: Sequence[int], ready_s: Sequence[float], traffic: Traffic
 ) -> list[Piece]:
     """All pieces as the link takes them: of the units that are ready, the one needed first. `ready_s` is per layer."""
     coming = sorted(range(len(pieces)), key=lambda unit: places[unit])  # the last entry becomes ready first
     waiting: list[tuple[int, int]] = []
     sent = [0] * len(pieces)
-    link = Link(in_flight)
     order: list[Piece] = []
     while coming or waiting:
-        now_s = link.next_start_s
+        now_s = traffic.next_start_s()
         if not waiting:
             now_s = max(now_s, ready_s[places[coming[-1]]])
         while coming and ready_s[places[coming[-1]]] <= now_s:
@@ -182,6 +183,6 @@ def needed_order(
         sent[unit] += 1
         if sent[unit] == len(pieces[unit]):
             heappop(waiting)
-        link.serve(ready_s[places[unit]], piece.push)
+        traffic.send(unit, ready_s[places[unit]], piece.push, piece.pull)
         order.append(piece)
     return order

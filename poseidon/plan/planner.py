@@ -31,7 +31,7 @@ from poseidon.plan.link import operation
 from poseidon.plan.order import Draft, Order, Piece, cut, fuse, needed_order, num_pieces, ready_order
 from poseidon.plan.profile import NetProfile, ParamProfile
 from poseidon.plan.request import PlanRequest, allowed_schemes
-from poseidon.plan.simulate import Job, Passes, iteration_seconds
+from poseidon.plan.simulate import Job, Passes, in_two_legs, iteration_seconds
 
 MOST_STEPS = 5000  # combinations × what a simulation goes through: above that, all combinations would take seconds
 
@@ -129,6 +129,7 @@ class Search:
         self._model = CostModel(cluster, request.wire, request.pattern)
         self._passes = Passes(profile)
         self._barrier = profile.needs_all_gradients
+        self._in_two = in_two_legs(request.pattern, self._barrier)
         self._compute_s = profile.compute_s
         self._costs = [{scheme: self._model.cost(scheme, b.load) for scheme in request.ways_of(b)} for b in bundles]
         asked = allowed_schemes(bundles, request)
@@ -150,7 +151,8 @@ class Search:
 
     # -- what there is to decide ------------------------------------------------------------------------------------
     def _undominated(self, index: int, allowed: Schemes) -> Schemes:
-        """Without a barrier RING and SERVER fill the link alike: only the better one is worth trying."""
+        """Without a barrier RING and SERVER fill the link alike, but RING waits for no owner: SERVER is tried where it
+        costs less in something."""
         if Scheme.RING in allowed:
             allowed = tuple(scheme for scheme in allowed if scheme is not Scheme.DOUBLING)
         if self._barrier or not {Scheme.RING, Scheme.SERVER} <= set(allowed):
@@ -159,8 +161,6 @@ class Search:
         ring_s, server_s = self._model.send_s(Scheme.RING), self._model.send_s(Scheme.SERVER)
         if _no_worse(ring, server) and ring_s <= server_s:
             return tuple(scheme for scheme in allowed if scheme is not Scheme.SERVER)
-        if _no_worse(server, ring) and server_s <= ring_s:
-            return tuple(scheme for scheme in allowed if scheme is not Scheme.RING)
         return allowed
 
     def _decisions(self) -> list[Decision]:
@@ -199,7 +199,7 @@ class Search:
         for bound_s, schemes in bounded[1:]:
             if bound_s > best.rank.iteration_s:
                 break
-            best = min(best, self._best_layout(schemes, self._layouts), key=lambda trial: trial.rank)
+            best = self._best_layout(schemes, self._layouts, best)
         return best
 
     def _combinations(self, decisions: Sequence[Decision]) -> Iterator[tuple[float, Schemes]]:
@@ -219,10 +219,10 @@ class Search:
                 for scheme in decision.options:
                     changed = self._with(best.schemes, decision, scheme)
                     if changed != best.schemes:
-                        best = min(best, self._best_layout(changed, [best.layout]), key=lambda trial: trial.rank)
+                        best = self._best_layout(changed, [best.layout], best)
             if best.rank == before:
                 return best
-            best = min(best, self._best_layout(best.schemes, self._layouts), key=lambda trial: trial.rank)
+            best = self._best_layout(best.schemes, self._layouts, best)
 
     def _bound_s(self, schemes: Schemes) -> float:
         """No layout can be faster: the device does its work, and the link carries what backward's last part gives.
@@ -245,8 +245,8 @@ class Search:
         return bound_s * (1 - 1e-12)  # sums in another order must not rule out the best
 
     # -- playing ----------------------------------------------------------------------------------------------------
-    def _best_layout(self, schemes: Schemes, layouts: Sequence[Layout]) -> Trial:
-        best: Trial | None = None
+    def _best_layout(self, schemes: Schemes, layouts: Sequence[Layout], best: Trial | None = None) -> Trial:
+        """The best with these schemes, or `best` if none is better."""
         played: set[tuple[tuple[tuple[str, int], ...], tuple[int, ...]]] = set()
         for fuse_bytes, fused_alike in itertools.groupby(layouts, key=lambda layout: layout.fuse_bytes):
             drafts = fuse(self._bundles, schemes, fuse_bytes, self._model)
@@ -258,11 +258,23 @@ class Search:
                 played.add((members, counts))
                 for layout in cut_alike:
                     for candidate in self._with_doubling(drafts, counts):
+                        if best is not None and self._link_bound_s(candidate, counts) > best.rank.iteration_s:
+                            continue
                         trial = self._play(schemes, layout, candidate, counts)
                         if best is None or trial.rank < best.rank:
                             best = trial
         assert best is not None, "a request has candidates"
         return best
+
+    def _link_bound_s(self, drafts: tuple[Draft, ...], counts: Sequence[int]) -> float:
+        """No order can be faster: from the first gradient on the link carries all pieces, and the next pass comes
+        after."""
+        link_s = 0.0
+        for draft, number in zip(drafts, counts, strict=True):
+            latency_s = draft.cost.push.latency_s + draft.cost.pull.latency_s
+            link_s += draft.cost.wire_s + (number * latency_s if self._request.in_flight == 1 else 0.0)
+        first_s = min((self._passes.ready_s[draft.place] for draft in drafts), default=0.0)
+        return (first_s + link_s + self._passes.between_s) * (1 - 1e-12)
 
     def _with_doubling(self, drafts: tuple[Draft, ...], counts: Sequence[int]) -> list[tuple[Draft, ...]]:
         """The drafts as they are, and with the small ones by DOUBLING, if there are any."""
@@ -290,14 +302,15 @@ class Search:
         in_flight = self._request.in_flight
         assert in_flight is not None
         pieces = [
-            cut(unit, draft, number, barrier=self._barrier)
+            cut(unit, draft, number, in_two=self._in_two)
             for unit, (draft, number) in enumerate(zip(drafts, counts, strict=True))
         ]
         places = [draft.place for draft in drafts]
         if layout.order is Order.READY:
             order = ready_order(pieces, places)
         else:
-            order = needed_order(pieces, places, self._passes.ready_s, in_flight)
+            traffic = self._passes.traffic(in_flight, len(drafts), barrier=self._barrier)
+            order = needed_order(pieces, places, self._passes.ready_s, traffic)
         jobs = [
             Job(draft.place, draft.cost.apply_s + len(group) * self._model.send_s(draft.scheme))
             for draft, group in zip(drafts, pieces, strict=True)

@@ -1,7 +1,7 @@
 """Simulate: a plan played for one worker; all workers are alike.
 
 The device runs one thing at a time: backward from the last layer to the first, then the next forward pass. A unit is
-ready when backward has passed its layer; its pieces go over the link in the plan's order (`link.py`), beside the
+ready when backward has passed its layer; its pieces go over the link in the plan's order (`traffic.py`), beside the
 device. When all have arrived, the device applies it: rebuilds a sum from factors, updates, and pays for the handling of
 the sends. Backward never waits; what can be applied is, while forward would wait for something else, and at the latest
 before the layer that reads it. A barrier holds forward, and the owners' updates and so all pulls, until everything
@@ -19,12 +19,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from poseidon.plan.commplan import CommPlan, Scheme
+from poseidon.plan.commplan import COLLECTIVE, CommPlan, Scheme
 from poseidon.plan.cost import CostModel, Load
 from poseidon.plan.fits import check_fits
-from poseidon.plan.link import Link
+from poseidon.plan.link import Entrance, Link
 from poseidon.plan.order import Piece, piece_of
 from poseidon.plan.profile import NetProfile
+from poseidon.plan.traffic import Moved, Traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ Seen = Callable[[str, int, float, float], None]
 class Passes:
     """A worker's passes laid out in time, counted from the start of backward."""
 
-    __slots__ = ("backward_s", "between_s", "forward_s", "profile", "ready_s")
+    __slots__ = ("backward_s", "between_s", "forward_s", "layer_ends_s", "profile", "ready_s")
 
     def __init__(self, profile: NetProfile) -> None:
         self.profile = profile
@@ -74,6 +75,12 @@ class Passes:
         self.backward_s = backward[-1] if backward else 0.0
         self.forward_s = [layer.forward_s for layer in profile.layers]
         self.between_s = profile.between_s
+        forward = accumulate(self.forward_s, initial=self.backward_s)
+        self.layer_ends_s = [*backward, *forward]  # if no layer waits
+
+    def traffic(self, in_flight: int, num_units: int, *, barrier: bool, moved: Moved | None = None) -> Traffic:
+        """A link beside these passes."""
+        return Traffic(in_flight, num_units, None if barrier else self.layer_ends_s, moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +103,11 @@ def iteration_seconds(
     """From the start of one backward pass to the start of the next."""
     if seen is not None:
         _tell_backward(passes, jobs, seen)
-    done_s = [0.0] * len(jobs)
-    link = Link(in_flight)
+    traffic = passes.traffic(in_flight, len(jobs), barrier=barrier, moved=seen)
     for piece in order:
-        start_s, end_s = link.serve(passes.ready_s[jobs[piece.unit].place], piece.push)
-        done_s[piece.unit] = max(done_s[piece.unit], end_s)
-        if seen is not None:
-            seen("send", piece.unit, start_s, end_s)
+        traffic.send(piece.unit, passes.ready_s[jobs[piece.unit].place], piece.push, piece.pull)
+    traffic.end()
+    done_s = traffic.done_s
     now_s = passes.backward_s
     if barrier:
         now_s = max([now_s, *done_s])
@@ -110,11 +115,17 @@ def iteration_seconds(
     return _Device(passes, jobs, done_s, seen).forward(now_s) + passes.between_s
 
 
+def in_two_legs(pattern: str, barrier: bool) -> bool:
+    """Whether what owners hand out waits for something else than the network: their device, or a barrier. Owners that
+    are put to update on a thread of their own, and put new values at once."""
+    return barrier or pattern == COLLECTIVE
+
+
 def _pull_after(
     barrier_s: float, order: Sequence[Piece], done_s: list[float], in_flight: int, seen: Seen | None
 ) -> None:
     """What the barrier held back; `done_s` is brought up to date."""
-    link = Link(in_flight, barrier_s)
+    link = Entrance(Link(barrier_s), in_flight)
     for piece in order:
         if piece.pull is not None:
             start_s, end_s = link.serve(barrier_s, piece.pull)
@@ -214,7 +225,8 @@ def _on_link(plan: CommPlan, profile: NetProfile) -> tuple[list[Job], list[Piece
     costs = []
     for unit in travelling:
         first = params[unit.params[0]]
-        costs.append(model.cost(unit.scheme, Load(unit.num_elems, first.elem_bytes, first.factors, first.rows)))
+        load = Load(unit.num_elems, first.elem_bytes, first.factors, first.rows, first.power)
+        costs.append(model.cost(unit.scheme, load))
     counts = Counter(send.unit for send in plan.order)
     jobs = [
         Job(min(places[name] for name in unit.params), cost.apply_s + counts[unit.index] * model.send_s(unit.scheme))
@@ -223,7 +235,7 @@ def _on_link(plan: CommPlan, profile: NetProfile) -> tuple[list[Job], list[Piece
     pieces = []
     for send in plan.order:
         num_elems = plan.units[send.unit].num_elems
-        pieces.append(piece_of(send, num_elems, costs[send.unit], barrier=plan.barrier))
+        pieces.append(piece_of(send, num_elems, costs[send.unit], in_two=in_two_legs(plan.pattern, plan.barrier)))
     return jobs, pieces
 
 

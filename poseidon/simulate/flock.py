@@ -6,7 +6,7 @@ nodes is known when the last of them has started the collective; nothing at any 
 collective is over anywhere until everybody has taken part. Waves are served in the order of their earliest message.
 That is the order of the single messages unless nodes are further apart in time than waves are: then a message may be
 served before another one that was there first, which moves single messages and not what a link carries in all
-(tests/simulate/test_flock.py holds both against each other).
+(tests/simulate/test_play.py holds both against each other).
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class Flock:
         self._switches = np.array([machines.switch_of(node) for node in range(num_nodes)])
         self._up_free_s = np.zeros(machines.num_switches)
         self._down_free_s = np.zeros(machines.num_switches)
-        self._sources: dict[object, NDArray[np.intp]] = {}
+        self._known: dict[object, Arrivals] = {}
+        self._rows = np.arange(machines.num_switches)[:, None] * machines.nodes_per_switch
         self._num_runs = 0
         self.bytes_sent = np.zeros(num_nodes)
         self.bytes_received = np.zeros(num_nodes)
@@ -174,15 +175,15 @@ class Flock:
 
     def _arrivals(self, wave: Wave, num_nodes: int) -> Arrivals:
         key = (wave.hop, wave.num_bytes if isinstance(wave.num_bytes, tuple) else None)
-        sources = self._sources.get(key)
-        if sources is None:
+        known = self._known.get(key)
+        if known is None:
             sources = np.full(num_nodes, -1)
             for node in range(num_nodes):
                 to = wave.to(node, num_nodes)
                 if to is not None:
                     sources[to] = node
-            self._sources[key] = sources
-        return sources, sources >= 0
+            known = self._known[key] = sources, sources >= 0
+        return known
 
     def _between_switches(self, start_s: Times, end_s: Times, sizes: Sizes, arrivals: Arrivals) -> Times:
         """By sender, when the last bit of its message has left the switches."""
@@ -201,21 +202,26 @@ class Flock:
     def _through(self, free_s: Times, start_s: Times, link_s: Times, takes_part: NDArray[np.bool_]) -> Times:
         """By node, when its message is through the link of its switch: f_i = max(s_i, f_(i−1)) + l_i, first come first
         served, for all switches at once. `free_s`, by switch, is brought up to date."""
+        nodes = np.flatnonzero(takes_part)
+        switches = self._switches[nodes]
+        if np.bincount(switches, minlength=1).max() <= 1:  # as with neighbours: each has its link to itself
+            found = np.zeros_like(start_s)
+            found[nodes] = free_s[switches] = np.maximum(start_s[nodes], free_s[switches]) + link_s[nodes]
+            return found
         shape = (self._machines.num_switches, self._machines.nodes_per_switch)
         starts: Times = np.full(shape[0] * shape[1], np.inf)
-        starts[: len(start_s)] = np.where(takes_part, start_s, np.inf)
+        starts[nodes] = start_s[nodes]
         seconds: Times = np.zeros_like(starts)
-        seconds[: len(start_s)] = np.where(takes_part, link_s, 0.0)
-        order = np.argsort(starts.reshape(shape), axis=1, kind="stable")
-        starts = np.take_along_axis(starts.reshape(shape), order, 1)
-        seconds = np.take_along_axis(seconds.reshape(shape), order, 1)
+        seconds[nodes] = link_s[nodes]
+        order = np.argsort(starts.reshape(shape), axis=1, kind="stable") + self._rows
+        starts, seconds = starts[order], seconds[order]
         carried_s = np.cumsum(seconds, axis=1)
         turns = np.where(np.isinf(starts), -np.inf, np.maximum(starts, free_s[:, None]) - (carried_s - seconds))
         through_s = carried_s + np.maximum.accumulate(turns, axis=1)
         free_s[:] = np.maximum(free_s, through_s[:, -1])
-        found = np.empty_like(through_s)
-        np.put_along_axis(found, order, through_s, 1)
-        return found.reshape(-1)[: len(start_s)]
+        found = np.empty(through_s.size)
+        found[order] = through_s
+        return found[: len(start_s)]
 
 
 def _latest_of(times_s: Times, width: int) -> Times:

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 from poseidon.plan import CommPlan, CostModel, Load, NetProfile, Scheme, Send, Unit
 from poseidon.plan.cost import ROW_NUMBER_BYTES
-from poseidon.plan.turns import leaves_early, patience_s
-from poseidon.simulate.waves import Collective, gathered, pushed, summed_around, summed_in_pairs
+from poseidon.plan.turns import patience_s
+from poseidon.simulate.waves import Collective, gathered, pushed, pushed_evenly, summed_around, summed_in_pairs
 
 COUNT_BYTES = 8  # how many rows of a table come
 Stage = tuple[Collective, ...]
@@ -51,8 +51,8 @@ class Trip:
     """A Send: its legs, and the device's seconds in between.
 
     With the last of the unit's Sends to arrive, whichever that is, come `last_bytes` for the processor and `last_s`
-    more for the device. `leaves_early`: it makes room for the next when its push is over. `patience_s`: how long it may
-    take before it does in any case.
+    more for the device. `patience_s`: how long a leg may take before others start beside it. `is_pulled`: owners hand
+    out new values.
     """
 
     send: Send
@@ -61,9 +61,9 @@ class Trip:
     pull: Leg
     apply_s: float
     patience_s: float
-    leaves_early: bool
     last_bytes: float = 0.0
     last_s: float = 0.0
+    is_pulled: bool = False
 
     @property
     def collectives(self) -> tuple[Collective, ...]:
@@ -95,16 +95,18 @@ class _Maker:
         self.apply_s = model.cost(unit.scheme, self.load).apply_s
         self.send_s = model.send_s(unit.scheme)
         self.most_workers = max(plan.cluster.node_workers)
+        self._is_even = len(set(plan.cluster.node_workers)) == 1
         self._known: dict[tuple[object, ...], Collective] = {}
 
     def trip(self, send: Send, chunk: int) -> Trip:
         share = (send.stop - send.start) / self.unit.num_elems
         push, pull = _LEGS[self.unit.scheme](self, send)
-        leaving = (patience_s(self.plan, send), leaves_early(self.plan, send, self.elem_bytes))
+        leg_s = patience_s(self.plan, send)
         if self.unit.scheme is Scheme.FACTORS:  # one product for all rows
             rows_bytes = self.cluster.num_workers * self._factor_bytes(0, self.load.num_rows)
-            return Trip(send, chunk, push, pull, self.send_s, *leaving, rows_bytes, self.apply_s)
-        return Trip(send, chunk, push, pull, self.apply_s * share + self.send_s, *leaving)
+            return Trip(send, chunk, push, pull, self.send_s, leg_s, rows_bytes, self.apply_s)
+        apply_s = self.apply_s * share + self.send_s
+        return Trip(send, chunk, push, pull, apply_s, leg_s, is_pulled=self.unit.scheme.has_owners)
 
     # -- schemes ----------------------------------------------------------------------------------------------------
     def ring(self, send: Send) -> tuple[Leg, Leg]:
@@ -190,14 +192,16 @@ class _Maker:
 
     def _push_shards(self, send: Send) -> Collective | None:
         """A node's sum of every shard to the node of its owner."""
-        dense = (send.stop - send.start) * self.wire_bytes
-        num_workers = self.cluster.num_workers
-        by_receiver = [dense * workers / num_workers for workers in self.cluster.node_workers]
-        return self._push([by_receiver] * self.cluster.num_nodes)
+        shard = (send.stop - send.start) * self.wire_bytes / self.cluster.num_workers
+        if self._is_even:
+            return self._push_evenly(shard * self.most_workers)
+        return self._push([[shard * workers for workers in self.cluster.node_workers]] * self.cluster.num_nodes)
 
     def _push_each(self, worker_bytes: float) -> Collective | None:
         """So many bytes from every worker to every worker of other nodes."""
         workers = self.cluster.node_workers
+        if self._is_even:
+            return self._push_evenly(worker_bytes * self.most_workers**2)
         return self._push([[worker_bytes * own * other for other in workers] for own in workers])
 
     def _gather_shards(self, send: Send) -> Collective | None:
@@ -212,10 +216,18 @@ class _Maker:
         return self._cached(("gather", *blocks), lambda: gathered(blocks, self.elem_bytes, stride=self.stride))
 
     def _push(self, blocks: Sequence[Sequence[float]]) -> Collective | None:
-        if self.cluster.num_nodes == 1 or not any(map(any, blocks)):
+        if not any(map(any, blocks)):
             return None
-        key = ("push", *(block for row in blocks for block in row)) if not _are_even(blocks) else ("push", blocks[0][1])
-        return self._cached(key, lambda: pushed(blocks, self.elem_bytes, stride=self.stride))
+        key = ("push", *(block for row in blocks for block in row))
+        return self._cached(key, lambda: pushed(blocks, self.elem_bytes))
+
+    def _push_evenly(self, num_bytes: float) -> Collective | None:
+        if self.cluster.num_nodes == 1 or not num_bytes:
+            return None
+        return self._cached(
+            ("push", num_bytes),
+            lambda: pushed_evenly(self.cluster.num_nodes, num_bytes, self.elem_bytes, stride=self.stride),
+        )
 
     def _cached(self, key: tuple[object, ...], make: Callable[[], Collective]) -> Collective:
         if key not in self._known:
@@ -230,10 +242,6 @@ class _Maker:
 
     def _once_if_shared(self, worker_bytes: float) -> float:
         return self.most_workers * worker_bytes if self.most_workers > 1 else 0.0
-
-
-def _are_even(blocks: Sequence[Sequence[float]]) -> bool:
-    return len({block for row in blocks for block in row}) == 1
 
 
 _LEGS: dict[Scheme, Callable[[_Maker, Send], tuple[Leg, Leg]]] = {

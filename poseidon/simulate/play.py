@@ -171,10 +171,7 @@ class _Stage:
         self._leg(False, place, iteration).join(worker)
 
     def pull(self, place: int, iteration: int, worker: int) -> None:
-        if self._script.trips[place].pull.is_empty:
-            self._workers[worker].arrived(place, iteration)
-        else:
-            self._leg(True, place, iteration).join(worker)
+        self._leg(True, place, iteration).join(worker)
 
     def handle(self, num_bytes: float, worker: int, call: Callable[[], None]) -> None:
         self._network.handle(self._nodes.node_of[worker], num_bytes, call)

@@ -186,11 +186,15 @@ def _around(num_steps: int, sizes: Sequence[float], stride: int) -> tuple[Wave, 
 def gathered(blocks: Sequence[float], elem_bytes: int, *, stride: int = 1) -> Collective:
     """Every node's block of bytes at every node: straight if they are small, else around the ring."""
     num_nodes = len(blocks)
+    is_even = len(set(blocks)) == 1
     if goes_straight(max(blocks)):
-        return pushed([[block] * num_nodes for block in blocks], elem_bytes, stride=stride)
+        if is_even:
+            return pushed_evenly(num_nodes, blocks[0], elem_bytes, stride=stride)
+        return pushed([[block] * num_nodes for block in blocks], elem_bytes)
+    if is_even:
+        own = _pieces(blocks[0], elem_bytes, MAX_PIECE_BYTES)
+        return Collective(num_nodes, _around(num_nodes - 1, own, stride), is_own=True)
     pieces = [_pieces(block, elem_bytes, MAX_PIECE_BYTES) for block in blocks]
-    if len(set(blocks)) == 1:
-        return Collective(num_nodes, _around(num_nodes - 1, pieces[0], stride), is_own=True)
     most = max(map(len, pieces))
     padded = [piece + [0.0] * (most - len(piece)) for piece in pieces]
     waves: list[Wave] = []
@@ -201,13 +205,11 @@ def gathered(blocks: Sequence[float], elem_bytes: int, *, stride: int = 1) -> Co
     return Collective(num_nodes, tuple(waves), is_own=True)
 
 
-def pushed(blocks: Sequence[Sequence[float]], elem_bytes: int, *, stride: int = 1) -> Collective:
+def pushed(blocks: Sequence[Sequence[float]], elem_bytes: int) -> Collective:
     """`blocks[r][q]` bytes from node r to node q."""
     num_nodes = len(blocks)
-    is_even = len({blocks[node][to] for node in range(num_nodes) for to in range(num_nodes) if to != node}) == 1
-    if is_even:
-        pieces = _pieces(blocks[0][1], elem_bytes, MAX_PART_BYTES)
-        return _pushed_evenly(num_nodes, pieces, stride)
+    if len({blocks[node][to] for node in range(num_nodes) for to in range(num_nodes) if to != node}) == 1:
+        return pushed_evenly(num_nodes, blocks[0][1], elem_bytes)
     cut = [[_pieces(block, elem_bytes, MAX_PART_BYTES) for block in row] for row in blocks]
     num_rounds = max(len(cut[r][q]) for r in range(num_nodes) for q in range(num_nodes) if r != q)
     waves: list[Wave] = []
@@ -222,9 +224,10 @@ def pushed(blocks: Sequence[Sequence[float]], elem_bytes: int, *, stride: int = 
     return Collective(num_nodes, tuple(waves), is_own=True)
 
 
-def _pushed_evenly(num_nodes: int, pieces: Sequence[float], stride: int) -> Collective:
+def pushed_evenly(num_nodes: int, num_bytes: float, elem_bytes: int, *, stride: int = 1) -> Collective:
+    """So many bytes from every node to every other."""
     waves = []
-    for number, size in enumerate(pieces):
+    for number, size in enumerate(_pieces(num_bytes, elem_bytes, MAX_PART_BYTES)):
         after = number - OPEN_ROUNDS if number >= OPEN_ROUNDS else None
         for turn in range(1, num_nodes, stride):
             width = min(stride, num_nodes - turn)

@@ -2,10 +2,11 @@
 
 The device does one thing at a time, first come first served: a layer's pass, or an update. Forward waits before a layer
 until the layer's units are done; backward never waits, and makes units ready. When a Send may start, `plan/turns.py`
-decides, as in the runtime.
+decides, as in the runtime; and as there, so many finishers see to what has started, each to one Send until its new
+values are in, first come first served.
 
-With a barrier, the worker waits after backward until all sums are here; then Sends are applied and pulled, a few at a
-time, in the order of the plan.
+With a barrier, the worker waits after backward until all sums are here; then Sends are applied and pulled in the order
+of the plan.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Protocol
 
-from poseidon.plan import CommPlan, Holders, NetProfile, Scheme, Send, Ticket, Turns
+from poseidon.plan import CommPlan, Lane, NetProfile, Scheme, Ticket, turns_of
 from poseidon.plan.turns import num_finishers
 from poseidon.simulate.agenda import Agenda
 from poseidon.simulate.legs import Trip
@@ -96,8 +97,7 @@ class Worker:
         self._tell = tell
         self._layers = script.profile.layers
         self._units_at = script.units_at
-        self._turns = Turns(script.plan.order, script.plan.in_flight)
-        self._holders = Holders()
+        self._turns = turns_of(script.plan, script.plan.order)
         self._tickets: dict[int, Ticket] = {}  # by place in the order, of Sends that are on their way
         self._num_started = 0
         self._iteration = -1
@@ -109,10 +109,12 @@ class Worker:
         self._awaited = -1  # the unit it waits for
         self._wait_began_s = 0.0
         self._moves_since: dict[int, float] = {}  # by place in the order
+        self._updated: dict[int, int] = {}  # by place, the iteration of Sends that are to be pulled
+        self._num_idle = num_finishers(script.plan)
+        self._handed: deque[tuple[Callable[[int, int], None], int, int]] = deque()  # to finishers
+        self._is_here: dict[int, bool] = {}  # by place, of Sends that a finisher waits for, or (True) that wait for one
         self._num_reduced = 0
         self._is_past_backward = False
-        self._held: deque[int] = deque()  # Sends to be applied behind a barrier
-        self._num_finishing = 0
         self.iteration_s: list[float] = []
         self.wait_s: list[float] = []
 
@@ -201,40 +203,76 @@ class Worker:
 
     def _start(self) -> None:
         """Starts what may start."""
-        for _ in range(self._holders.give_up(self._agenda.now_s)):
-            self._turns.left()
-        while (send := self._turns.next_send()) is not None:
-            self._turns.start()
-            iteration, place = divmod(self._num_started, len(self._script.trips))
+        while (place := self._turns.pushes.next_place(self._agenda.now_s)) is not None:
+            self._take_place(self._turns.pushes, place)
+            self._started(place, self._num_started // len(self._script.trips))
             self._num_started += 1
-            self._started(send, place, iteration)
+        while (place := self._turns.pulls.next_place(self._agenda.now_s)) is not None:
+            self._take_place(self._turns.pulls, place)
+            self._roads.pull(place, self._updated.pop(place), self.rank)
 
-    def _started(self, send: Send, place: int, iteration: int) -> None:
+    def _started(self, place: int, iteration: int) -> None:
         trip = self._script.trips[place]
         if trip.chunk == 0:
-            self._see("start", send.unit, iteration, self._agenda.now_s)
-        due_s = self._agenda.now_s + trip.patience_s
-        self._tickets[place] = self._holders.take(due_s)
-        self._agenda.at(due_s, self._start)
+            self._see("start", trip.send.unit, iteration, self._agenda.now_s)
         self._moves_since[place] = self._agenda.now_s
+        self._hand_over(self._await, place, iteration)
         self._roads.push(place, iteration, self.rank)
+
+    def _take_place(self, lane: Lane, place: int) -> None:
+        self._tickets[place] = lane.start(place, self._due_s(place))
+
+    def _due_s(self, place: int) -> float:
+        """When patience with a Send is over; what may start then, starts."""
+        due_s = self._agenda.now_s + self._script.trips[place].patience_s
+        self._agenda.at(due_s, self._start)
+        return due_s
+
+    def _leave(self, lane: Lane, place: int) -> None:
+        """A Send gives its place away: room for another."""
+        lane.leave(self._tickets.pop(place))
+        self._start()
+
+    def _hand_over(self, job: Callable[[int, int], None], place: int, iteration: int) -> None:
+        """To the next finisher that is idle."""
+        self._handed.append((job, place, iteration))
+        self._set_to_work()
+
+    def _set_to_work(self) -> None:
+        while self._num_idle and self._handed:
+            self._num_idle -= 1
+            job, place, iteration = self._handed.popleft()
+            job(place, iteration)
+
+    def _is_through(self) -> None:
+        """A finisher is idle again."""
+        self._num_idle += 1
+        self._set_to_work()
+
+    def _await(self, place: int, iteration: int) -> None:
+        """A finisher waits for what the sum is made of, unless it is here."""
+        if self._is_here.pop(place, False):
+            self._reduce(place, iteration)
+        else:
+            self._is_here[place] = False
 
     def reduced(self, place: int, iteration: int) -> None:
         """All that a Send pushes has arrived."""
+        if place in self._is_here:
+            del self._is_here[place]
+            self._reduce(place, iteration)
+        else:
+            self._is_here[place] = True
+
+    def _reduce(self, place: int, iteration: int) -> None:
         self._moved(place, iteration, is_pull=False)
-        if self._script.plan.barrier or self._script.trips[place].leaves_early:
-            self._leave(place)
+        self._leave(self._turns.pushes, place)
         if self._script.plan.barrier:
             self._num_reduced += 1
+            self._is_through()
             self._perhaps_release()
         else:
             self._apply(place, iteration)
-
-    def _leave(self, place: int) -> None:
-        """A Send is through with the network: room for another."""
-        if self._holders.leave(self._tickets.pop(place)):
-            self._turns.left()
-        self._start()
 
     def _moved(self, place: int, iteration: int, *, is_pull: bool) -> None:
         trip, now_s = self._script.trips[place], self._agenda.now_s
@@ -245,20 +283,14 @@ class Worker:
         trips = self._script.trips
         if self._is_past_backward and self._num_reduced == len(trips):
             self._num_reduced, self._is_past_backward = 0, False
-            self._held.extend(range(len(trips)))
-            self._end_after_release()
-
-    def _end_after_release(self) -> None:
-        iteration = self._iteration
-        while self._held and self._num_finishing < num_finishers(self._script.plan.in_flight):
-            self._num_finishing += 1
-            self._apply(self._held.popleft(), iteration)
-        self._end()
+            for place in range(len(trips)):
+                self._hand_over(self._apply, place, self._iteration)
+            self._end()
 
     def _apply(self, place: int, iteration: int) -> None:
         trip = self._script.trips[place]
         unit = trip.send.unit
-        if not trip.pull.is_empty:
+        if trip.is_pulled:
             self._moves_since[place] = self._agenda.now_s
         self._num_missing[unit] -= 1
         if self._num_missing[unit]:
@@ -268,29 +300,31 @@ class Worker:
             self._roads.handle(trip.last_bytes, self.rank, partial(self._update, place, iteration, seconds))
 
     def _update(self, place: int, iteration: int, seconds: float) -> None:
-        if not seconds:
-            self._roads.pull(place, iteration, self.rank)
+        trip = self._script.trips[place]
+        if not (seconds or trip.is_pulled):
+            self.arrived(place, iteration)
             return
         start_s, end_s = self._compute(seconds)
-        trip = self._script.trips[place]
         self._see("update", trip.send.unit, iteration, start_s, end_s, trip.chunk)
-        self._agenda.at(end_s, self._roads.pull, place, iteration, self.rank)
+        self._agenda.at(end_s, self._pull if trip.is_pulled else self.arrived, place, iteration)
+
+    def _pull(self, place: int, iteration: int) -> None:
+        """Owners' new values are handed out, when it is this Send's turn."""
+        self._updated[place] = iteration
+        self._turns.pulls.ready(place, self._due_s(place))
+        self._start()
 
     def arrived(self, place: int, iteration: int) -> None:
         """A Send's new values are in."""
-        if not self._script.trips[place].pull.is_empty:
+        trip = self._script.trips[place]
+        unit = trip.send.unit
+        if trip.is_pulled:
             self._moved(place, iteration, is_pull=True)
-        unit = self._script.trips[place].send.unit
+            self._leave(self._turns.pulls, place)
         if self._turns.applied(unit):
             self._done[unit] = iteration
             self._see("end", unit, iteration, self._agenda.now_s)
-        if self._script.plan.barrier:
-            self._num_finishing -= 1
-            if self._held:
-                self._num_finishing += 1
-                self._apply(self._held.popleft(), iteration)
-        elif not self._script.trips[place].leaves_early:
-            self._leave(place)
+        self._is_through()
         if self._waits_at is not None and self._done[self._awaited] >= self._iteration - 1:
             self._go_on()
 

@@ -27,6 +27,7 @@ from poseidon.comm.events import (
     WaitEnded,
     WaitStarted,
 )
+from poseidon.comm.part import Part
 from poseidon.comm.server import PULL
 from poseidon.net import Net
 from poseidon.plan import CommPlan, Override, Scheme, Send
@@ -248,6 +249,29 @@ def test_what_takes_longer_than_the_plan_says_loses_the_link():
     assert all(1 < most_under_way(log) <= 1 + MOST_LATE for log in logs)
 
 
+@pytest.mark.parametrize("scheme", [Scheme.SERVER, Scheme.FACTOR_SERVER])
+def test_the_link_is_not_kept_while_owners_update(scheme):
+    """Owners do not get to update the first unit before all others have been pushed, one at a time."""
+    plan = expecting(3600.0, plan_of(DEEP, 3, plain_request(scheme=scheme, in_flight=1)))
+    first, *others = (send.unit for send in plan.order)
+
+    def body(worker: Worker, log: Log) -> None:
+        scheduler = worker.updates.scheduler
+        apply = scheduler._apply
+
+        def late(parts: list[Part], context: object) -> None:
+            if any(part.member.name in plan.units[first].params for part in parts):
+                log.wait_for(lambda entries: {e.unit for e in entries if isinstance(e, SendReduced)} >= set(others))
+            apply(parts, context)
+
+        scheduler._apply = late
+        steps(1)(worker, log)
+
+    for log in run_workers(3, lambda transport: watched(plan, transport, body)):
+        applied = next(place for place, e in enumerate(log.entries) if isinstance(e, SendApplied) and e.unit == first)
+        assert {e.unit for e in log.entries[:applied] if isinstance(e, SendReduced)} == {first, *others}
+
+
 def expecting(seconds: float, plan: CommPlan) -> CommPlan:
     """The plan with every unit said to take so long."""
     return replace(plan, units=tuple(replace(unit, seconds=seconds) for unit in plan.units))
@@ -258,7 +282,7 @@ def most_under_way(log: Log) -> int:
     for entry in log.entries:
         if isinstance(entry, SendStarted):
             under_way.add(entry.send)
-        elif isinstance(entry, SendLeft | SendApplied):
+        elif isinstance(entry, SendLeft):
             under_way.discard(entry.send)
         most = max(most, len(under_way))
     return most
@@ -271,15 +295,14 @@ def test_every_unit_goes_through_its_events_in_order():
             num_sends = sum(send.unit == unit.index for send in plan.order)
             kinds = [type(e) for e in log.entries if getattr(e, "unit", None) == unit.index]
             kinds = [kind for kind in kinds if kind not in (WaitStarted, WaitEnded)]
-            has_owners = unit.scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER)
-            each = [SendStarted, *([] if has_owners else [SendLeft]), SendReduced, SendApplied]
+            each = [SendStarted, SendLeft, SendReduced, SendApplied]
             for once in (kinds[: len(kinds) // 2], kinds[len(kinds) // 2 :]):
                 assert once[0] is UnitReady
                 assert once[-1] is UnitDone
                 assert sorted(map(str, once[1:-1])) == sorted(map(str, each * num_sends))
             for send in (send for send in plan.order if send.unit == unit.index):
-                places = [log.position(kind(unit.index, send)) for kind in each]
-                assert places == sorted(places)
+                own = [type(e) for e in log.entries if getattr(e, "send", None) == send]
+                assert own == each * 2
 
 
 # -- barrier ----------------------------------------------------------------------------------------------------------

@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from poseidon.plan import CommPlan, NetProfile, Scheme, Send, Unit
 
 EPS = 1e-12
+HAS_OWNERS = (Scheme.SERVER, Scheme.FACTOR_SERVER)
 
 
 @dataclass
 class Op:
-    """A send, or the pull of one behind a barrier, that is on its way."""
+    """A leg of a send that is on its way."""
 
-    unit: int
+    send: Send
+    leg: str
     end_s: float
 
 
@@ -50,6 +52,8 @@ class SlowSimulator:
         self.link_free = 0.0
         self.on_way: list[Op] = []
         self.to_start: list[tuple[Send, str]] = []
+        self.pulls_left: list[Send] = []  # of this iteration, in order
+        self.to_pull: dict[Send, float] = {}  # what is pushed, and when it is updated
         self.units = {
             unit.index: UnitState(unit, min(places[name] for name in unit.params), self.apply_seconds(unit))
             for unit in self.plan.units
@@ -114,8 +118,6 @@ class SlowSimulator:
         wire = {"push": push, "pull": pull, "both": push + pull}[leg] * share
         if leg != "pull" and send.start == 0:
             wire += self.first_push(unit)
-        if leg == "both" and unit.scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER):
-            steps *= 2
         hold = (wire**2 + (steps * cluster.overhead_s) ** 2) ** 0.5
         return hold, max(hold, wire + steps * cluster.latency_s)
 
@@ -134,11 +136,14 @@ class SlowSimulator:
             assert state.is_applied, "an iteration began with something left over"
             state.is_ready, state.arrived_s, state.is_applied = False, None, False
             state.left_s = state.apply_s
-            state.num_ops = sum(send.unit == state.unit.index for send in self.plan.order)
+            num_legs = 2 if state.unit.scheme in HAS_OWNERS and not self.plan.barrier else 1
+            state.num_ops = num_legs * sum(send.unit == state.unit.index for send in self.plan.order)
         assert not self.on_way
-        two_legs = {s for s in Scheme if s in (Scheme.SERVER, Scheme.FACTOR_SERVER)} if self.plan.barrier else set()
+        assert not self.pulls_left
+        if not self.plan.barrier:
+            self.pulls_left = [s for s in self.plan.order if self.plan.units[s.unit].scheme in HAS_OWNERS]
         self.to_start = [
-            (send, "push" if self.plan.units[send.unit].scheme in two_legs else "both") for send in self.plan.order
+            (send, "push" if self.plan.units[send.unit].scheme in HAS_OWNERS else "both") for send in self.plan.order
         ]
         for index in reversed(range(len(self.profile.layers))):
             self.compute(self.profile.layers[index].backward_s)
@@ -146,14 +151,21 @@ class SlowSimulator:
                 state.is_ready = state.is_ready or state.place == index
             self.settle()
 
+    def end_of_layer(self) -> float:
+        """When the device is through with the layer it is at, if forward never waits; now, if it is at none."""
+        time = self.starts[-1]
+        passes = [layer.backward_s for layer in reversed(self.profile.layers)]
+        passes += [layer.forward_s for layer in self.profile.layers]
+        ends = []
+        for seconds in passes:
+            time += seconds
+            ends.append(time)
+        return next((end for end in ends if end >= self.now - EPS), self.now)
+
     def forward(self, wait: bool) -> None:
         if wait and self.plan.barrier:
             self.until(lambda: not self.to_start and not self.on_way)
-            pulls = [
-                (send, "pull")
-                for send in self.plan.order
-                if self.plan.units[send.unit].scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER)
-            ]
+            pulls = [(send, "pull") for send in self.plan.order if self.plan.units[send.unit].scheme in HAS_OWNERS]
             for state in self.units.values():
                 state.num_ops = sum(send.unit == state.unit.index for send, _ in pulls)
                 state.arrived_s = None if state.num_ops else self.now
@@ -176,33 +188,56 @@ class SlowSimulator:
                 continue
             others = [s for s in self.units.values() if s.arrived_s is not None and not s.is_applied]
             until = self.next_event()
-            if others:
+            if others and until > self.now:
                 state = min(others, key=lambda s: (s.arrived_s, s.unit.index))
                 spent = min(state.left_s, until - self.now)
                 state.left_s -= spent
                 state.is_applied = state.left_s <= EPS
                 self.advance(self.now + spent)
             else:
-                self.advance(until)
+                self.step()
 
     def compute(self, seconds: float) -> None:
         """The device is busy; the link goes on."""
         end = self.now + seconds
         while self.next_event() < end:
-            self.advance(self.next_event())
+            self.step()
         self.advance(end)
 
     def until(self, condition) -> None:
         while not condition():
-            self.advance(self.next_event())
+            self.step()
 
     def next_event(self) -> float:
-        return min((op.end_s for op in self.on_way), default=math.inf)
+        return min([self.next_pull(), *(op.end_s for op in self.on_way)])
+
+    def step(self) -> None:
+        """To the next event. Pulls begin when all else of their moment has happened."""
+        if self.next_pull() > self.now:
+            self.advance(self.next_event())
+            return
+        send = self.pulls_left.pop(0)
+        del self.to_pull[send]
+        self.start(send, "pull")
+        self.settle()
+
+    def next_pull(self) -> float:
+        """When the next pull in order begins, as far as can be told now."""
+        num_pulled = sum(op.leg == "pull" for op in self.on_way)
+        if not self.pulls_left or self.pulls_left[0] not in self.to_pull or num_pulled == self.plan.in_flight:
+            return math.inf
+        return max(self.now, self.to_pull[self.pulls_left[0]])
 
     def advance(self, to: float) -> None:
         assert to < math.inf, "nothing will ever happen again"
         self.now = max(self.now, to)
         self.settle()
+
+    def start(self, send: Send, leg: str) -> None:
+        hold, total = self.op_seconds(send, leg)
+        turn = max(self.now, self.link_free)
+        self.link_free = turn + (total if self.plan.in_flight == 1 else hold)
+        self.on_way.append(Op(send, leg, turn + total))
 
     def settle(self) -> None:
         """Ends what is over, and starts what may start, at this very moment."""
@@ -210,19 +245,21 @@ class SlowSimulator:
             over = [op for op in self.on_way if op.end_s <= self.now]
             for op in over:
                 self.on_way.remove(op)
-                state = self.units[op.unit]
+                if op.leg == "push" and not self.plan.barrier:
+                    self.to_pull[op.send] = self.end_of_layer()
+                state = self.units[op.send.unit]
                 state.num_ops -= 1
                 held_back = self.plan.barrier and any(leg != "pull" for _, leg in self.to_start)
                 if state.num_ops == 0 and not held_back:
                     state.arrived_s = op.end_s
-            if self.to_start and len(self.on_way) < self.plan.in_flight:
+            pulls = [op for op in self.on_way if op.leg == "pull"]
+            pushes = [op for op in self.on_way if op.leg != "pull"]
+            lane = pulls if self.to_start and self.to_start[0][1] == "pull" else pushes
+            if self.to_start and len(lane) < self.plan.in_flight:
                 send, leg = self.to_start[0]
                 if self.units[send.unit].is_ready:
                     self.to_start.pop(0)
-                    hold, total = self.op_seconds(send, leg)
-                    turn = max(self.now, self.link_free)
-                    self.link_free = turn + hold
-                    self.on_way.append(Op(send.unit, turn + total))
+                    self.start(send, leg)
                     continue
             if not over:
                 return

@@ -6,7 +6,7 @@ import pytest
 
 from poseidon.plan import Cluster, CostModel, PlanRequest, Scheme, make_plan, parse_overrides
 from poseidon.plan.bundles import bundles_of
-from poseidon.plan.link import Link
+from poseidon.plan.link import Entrance
 from tests.plan.known_nets import ALEXNET, num_params, profile_of, resnet50, vgg19
 
 MB = 1e6
@@ -117,13 +117,13 @@ class TestResNet50On8x1Gbit:
 def test_planning_for_32_nodes_stays_cheap(layers, bandwidth_bps, monkeypatch):
     """Sends served in all simulations together: a million of them take about a second."""
     num_served = 0
-    serve = Link.serve
+    serve = Entrance.serve
 
-    def counted(link, ready_s, work):
+    def counted(entrance, ready_s, work):
         nonlocal num_served
         num_served += 1
-        return serve(link, ready_s, work)
+        return serve(entrance, ready_s, work)
 
-    monkeypatch.setattr(Link, "serve", counted)
+    monkeypatch.setattr(Entrance, "serve", counted)
     make_plan(profile_of(layers, 32, 0.9), Cluster((1,) * 32, bandwidth_bps, flops=6e12))
     assert 0 < num_served < 1_000_000
