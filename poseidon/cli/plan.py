@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 
 from poseidon.cli.command import Command, Flags, listed, net_flags, one_of, positive_number, require
 from poseidon.cli.terminal import loading
@@ -43,6 +44,7 @@ def declare(flags: Flags) -> None:
     flags.flag("bandwidth", metavar="RATE", help="of a node's link: 1gbit, 200mbit, …")
     flags.flag("latency", default="0.1ms", metavar="TIME", help="of a message (0.1ms)")
     flags.flag("batch", type=positive_number, metavar="N", help="each worker's batch instead of the net's own")
+    flags.flag("image", type=image_size, metavar="CxHxW", help="what the net sees, where data is not here to say it")
     flags.flag("gpu-flops", type=above_zero, default=6e12, metavar="RATE", help="a device's FLOP/s (6e12)")
     flags.flag("compute-ms", type=above_zero, metavar="T", help="what an iteration computes, in milliseconds")
     flags.flag("measure", action="store_true", help="time the layers on this machine")
@@ -77,6 +79,15 @@ def above_zero(text: str) -> float:
     if not (math.isfinite(number) and number > 0):
         raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
     return number
+
+
+def image_size(text: str) -> tuple[int, int, int]:
+    """`3x224x224`: channels, height and width."""
+    found = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})x([1-9]\d{0,4})", text, re.ASCII)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"expected channels, height and width, as in 3x224x224, got {text!r}")
+    channels, height, width = map(int, found.groups())
+    return channels, height, width
 
 
 def run(found: argparse.Namespace) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from google.protobuf import text_format
 from rich.console import Console
 from rich.table import Table
 
@@ -14,65 +17,85 @@ from poseidon.net import Net
 from poseidon.plan import Cluster, CommPlan, NetProfile, PlanRequest, make_plan, plan_table
 from poseidon.plan.table import HEADINGS, is_right_aligned
 from poseidon.run.batch import set_batch
+from poseidon.run.feeds import replace_missing_data
 from poseidon.run.layer_times import LayerTime, estimated_times, measured_times, scaled_times
 from poseidon.run.profile import profile_net
 from poseidon.solver.nets import NetOptions, train_net
 from poseidon.spec import caffe_pb2
+from poseidon.spec.filter import filter_by_state
 
 
 def show_plan(
     param: caffe_pb2.SolverParameter, cluster: Cluster, request: PlanRequest, found: argparse.Namespace
 ) -> None:
     """Prints the plan for a solver's net: a table, or JSON."""
-    plan = make_plan(profile_solver(param, found), cluster, request)
+    trained = profile_solver(param, found, measure=found.measure)
+    plan = make_plan(trained.profile, cluster, request)
+    above = [f"compute   {compute_basis(found, measure=found.measure)}", *trained.notes]
     if found.json:
         print(plan.to_json())
     elif sys.stdout.isatty() and not found.plain:
-        _print_rich(plan, found)
+        _print_rich(plan, above)
     else:
-        print(f"compute   {compute_basis(found)}")
+        print("\n".join(above))
         print(plan.table())
 
 
-def profile_solver(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> NetProfile:
-    """The profile of the net a solver trains."""
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The net that a solver trains: its profile and its text, and the layers whose data is not here."""
+
+    profile: NetProfile
+    text: str
+    missing: tuple[str, ...]
+
+    @property
+    def notes(self) -> list[str]:
+        """What there is to say about data."""
+        names = ", ".join(dict.fromkeys(self.missing))
+        return [f"data      not here, its shapes as {names} has them"] if self.missing else []
+
+
+def profile_solver(param: caffe_pb2.SolverParameter, found: argparse.Namespace, *, measure: bool) -> Trained:
+    """The net that a solver trains. Unless its layers are to be measured nothing is computed: parameters are shapes
+    only, and data need not be here."""
     choice = train_net(param)
     source = choice.read()
+    source = filter_by_state(source, choice.state(source))
     if found.batch is not None:
         set_batch(source, found.batch)
-    device = solver_device(param, found.gpu) if found.measure else "cpu"
+    missing = [] if measure else replace_missing_data(source, found.image)
+    device = solver_device(param, found.gpu) if measure else "meta"
     net = choice.build(source, max(param.random_seed, 0), NetOptions(device=device))
-    return profile_net(
-        net,
-        _times(net, found, param.iter_size),
-        iter_size=param.iter_size,
-        needs_all_gradients=param.clip_gradients >= 0,
-    )
-
-
-def _times(net: Net, found: argparse.Namespace, iter_size: int) -> list[LayerTime]:
-    if found.measure:
+    if measure:
         with busy("measuring layers"):
-            return measured_times(net)
+            times = measured_times(net)
+    else:
+        times = _estimated(net, found, param.iter_size)
+    profile = profile_net(net, times, iter_size=param.iter_size, needs_all_gradients=param.clip_gradients >= 0)
+    return Trained(profile, text_format.MessageToString(source.net), tuple(missing))
+
+
+def _estimated(net: Net, found: argparse.Namespace, iter_size: int) -> list[LayerTime]:
     times = estimated_times(net, found.gpu_flops)
     if found.compute_ms is None:
         return times
     return scaled_times(times, found.compute_ms / 1e3 / iter_size)
 
 
-def compute_basis(found: argparse.Namespace) -> str:
+def compute_basis(found: argparse.Namespace, *, measure: bool) -> str:
     """Where the compute times come from."""
-    if found.measure:
+    if measure:
         return "measured on this machine, layer by layer"
     if found.compute_ms is not None:
         return f"{found.compute_ms:g} ms per iteration as given, spread over layers by multiplications"
     return f"estimated from multiplications at {found.gpu_flops / 1e12:g} TFLOP/s"
 
 
-def _print_rich(plan: CommPlan, found: argparse.Namespace) -> None:
+def _print_rich(plan: CommPlan, above: Sequence[str]) -> None:
     parts = plan_table(plan)
     console = Console(highlight=False)
-    for line in (f"compute   {compute_basis(found)}", *parts.above):
+    for line in (*above, *parts.above):
         console.print(line, markup=False, soft_wrap=True)
     table = Table(pad_edge=False)
     for heading in HEADINGS:

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from poseidon.cli.command import Command, Flags, listed, one_of, positive_number, whole_number
-from poseidon.cli.plan import AUTO, SCHEMES, WIRE_HELP, above_zero, scheme_name
+from poseidon.cli.plan import AUTO, SCHEMES, WIRE_HELP, above_zero, image_size, scheme_name
 from poseidon.cli.terminal import loading
 from poseidon.errors import UsageError
 from poseidon.plan import WIRES, CommPlan, NetProfile, PlanRequest, parse_overrides, parse_scheme
@@ -40,6 +40,7 @@ def declare(flags: Flags) -> None:
     flags.flag("save-profile", metavar="FILE", help="write the profile that is played")
     flags.flag("plan", metavar="FILE", help="a plan as `poseidon plan --json` prints it, instead of a new one")
     flags.flag("batch", type=positive_number, metavar="N", help="each worker's batch instead of the net's own")
+    flags.flag("image", type=image_size, metavar="CxHxW", help="what the net sees, where data is not here to say it")
     flags.flag("gpu-flops", type=above_zero, default=6e12, metavar="RATE", help="a device's FLOP/s (6e12)")
     flags.flag("compute-ms", type=above_zero, metavar="T", help="what an iteration computes, in milliseconds")
     flags.flag("wire", type=one_of(WIRES), default=WIRES[0], metavar="TYPE", help=WIRE_HELP)

@@ -11,55 +11,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from google.protobuf import text_format
 
 import poseidon
+from poseidon.cli.planning import compute_basis, profile_solver
 from poseidon.errors import UsageError
 from poseidon.plan import CommPlan, NetProfile, PlanRequest, make_plan
 from poseidon.plan.table import megabytes
-from poseidon.run.batch import set_batch
-from poseidon.run.feeds import replace_missing_data
-from poseidon.run.layer_times import estimated_times, scaled_times
-from poseidon.run.profile import profile_net
 from poseidon.simulate import Machines, Played, Teller, Told, play, write_record
-from poseidon.solver.nets import NetOptions, train_net
 from poseidon.spec import caffe_pb2
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is trained: its profile; where compute times come from; the net's text; what was not here; solver's text."""
+    """What is trained: its profile; where compute times come from; the net's text; notes on data; the solver's text."""
 
     profile: NetProfile
     basis: str = "as the profile says"
     net: str = ""
-    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     configuration: dict[str, str] = field(default_factory=dict)
 
 
 def profile_of(param: caffe_pb2.SolverParameter, found: argparse.Namespace) -> Subject:
-    """The profile of the net a solver trains. Nothing is computed: parameters are shapes only, and data need not be
-    here."""
-    choice = train_net(param)
-    source = choice.read()
-    if found.batch is not None:
-        set_batch(source, found.batch)
-    missing = replace_missing_data(source)
-    net = choice.build(source, max(param.random_seed, 0), NetOptions(device="meta"))
-    times = estimated_times(net, found.gpu_flops)
-    if found.compute_ms is not None:
-        times = scaled_times(times, found.compute_ms / 1e3 / param.iter_size)
-    profile = profile_net(net, times, iter_size=param.iter_size, needs_all_gradients=param.clip_gradients >= 0)
+    """The net that a solver trains, as shapes only."""
+    trained = profile_solver(param, found, measure=False)
     configuration = {descriptor.name: str(value) for descriptor, value in param.ListFields()}
-    text = text_format.MessageToString(source.net)
-    return Subject(profile, _basis(found), text, tuple(missing), configuration)
-
-
-def _basis(found: argparse.Namespace) -> str:
-    """Where the compute times come from."""
-    if found.compute_ms is not None:
-        return f"{found.compute_ms:g} ms per iteration as given, spread over layers by multiplications"
-    return f"estimated from multiplications at {found.gpu_flops / 1e12:g} TFLOP/s"
+    basis = compute_basis(found, measure=False)
+    return Subject(trained.profile, basis, trained.text, tuple(trained.notes), configuration)
 
 
 def show_simulation(
@@ -117,9 +95,7 @@ def lines(subject: Subject, machines: Machines, plan: CommPlan, played: Played) 
     num_workers = machines.cluster.num_workers
     steady_s = played.steady_s
     sent = max(played.bytes_sent) / played.num_iterations
-    told = [f"cluster   {machines.describe()}", f"compute   {subject.basis}"]
-    if subject.missing:
-        told.append(f"data      not here, its shapes as {', '.join(dict.fromkeys(subject.missing))} crops it")
+    told = [f"cluster   {machines.describe()}", f"compute   {subject.basis}", *subject.notes]
     counts: dict[str, int] = {}
     for unit in plan.units:
         counts[unit.scheme.name] = counts.get(unit.scheme.name, 0) + 1

@@ -25,13 +25,16 @@ class Asked:
 def show_sweep(param: caffe_pb2.SolverParameter, asked: Asked, found: argparse.Namespace) -> None:
     """Prints what each change would give: a table, or JSON; and draws it if asked to."""
     batch = found.batch or batch_of(train_net(param).read())
+    notes: list[str] = []
 
     def profile_of(other: int) -> NetProfile:
         flags = copy.copy(found)
         flags.batch = other
         if found.compute_ms is not None:  # as given for the batch as it is
             flags.compute_ms = found.compute_ms * other / batch
-        return profile_solver(param, flags)
+        trained = profile_solver(param, flags, measure=found.measure)
+        notes[:] = trained.notes
+        return trained.profile
 
     points = sweep(asked.axes, Setting(asked.cluster, batch), profile_of, asked.request, param.iter_size)
     if found.plot:
@@ -42,7 +45,7 @@ def show_sweep(param: caffe_pb2.SolverParameter, asked: Asked, found: argparse.N
         print(sweep_json(points))
         return
     rest = "; another batch's in proportion" if found.compute_ms is not None else ""
-    print(f"compute   {compute_basis(found)}{rest}")
+    print("\n".join([f"compute   {compute_basis(found, measure=found.measure)}{rest}", *notes]))
     print(f"now       {asked.cluster.describe()}, batch {batch} each")
     print()
     print(sweep_text(points))

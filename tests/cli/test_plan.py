@@ -94,6 +94,38 @@ def test_compute_as_measured(plan):
     assert plan("--workers=2", "--measure").compute_s > 0
 
 
+@pytest.mark.parametrize(("transform", "flags"), [("crop_size: 16", []), ("", ["--image=3x16x16"])])
+@pytest.mark.parametrize("sweep", [[], ["--sweep=workers=4:8"]])
+def test_data_need_not_be_here(transform, flags, sweep, capsys, tmp_path):
+    write_case(tmp_path, net=without_data(transform))
+    assert main(["plan", *FLAGS, "--workers=4", *flags, *sweep]) == 0
+    out = capsys.readouterr().out
+    assert "data      not here, its shapes as d has them" in out
+    write_case(tmp_path, net=NET)
+    assert main(["plan", *FLAGS, "--workers=4", *sweep]) == 0
+    here = capsys.readouterr().out
+    assert [line for line in out.splitlines() if not line.startswith("data ")] == here.splitlines()
+
+
+def test_data_that_is_not_here_and_of_unknown_size(capsys, tmp_path):
+    write_case(tmp_path, net=without_data(""))
+    assert main(["plan", *FLAGS, "--workers=4"]) == 1
+    assert "give their size, as in --image=1x28x28 (channels, height, width)" in capsys.readouterr().err
+    assert main(["plan", *FLAGS, "--workers=4", "--image=28x28"]) == 1
+    assert "expected channels, height and width, as in 3x224x224, got '28x28'" in capsys.readouterr().err
+
+
+def without_data(transform: str) -> str:
+    """The net, fed by a database that is elsewhere; for testing, by one that says nothing."""
+    _, _, rest = NET.partition('layer { name: "conv"')
+    feeds = [
+        f'layer {{ name: "d" type: "Data" top: "x" top: "t" include {{ phase: {phase} }} '
+        f'data_param {{ source: "none" batch_size: 4 }} transform_param {{ {options} }} }}'
+        for phase, options in (("TRAIN", transform), ("TEST", ""))
+    ]
+    return f'name: "small"\n{feeds[0]}\n{feeds[1]}\nlayer {{ name: "conv"{rest}'
+
+
 def test_schemes(plan):
     assert plan("--workers=4", "--scheme=ring").unit_of()["fc/0"].scheme is Scheme.RING
     assert plan("--workers=4", "--scheme=Factor_Server").unit_of()["fc/0"].scheme is Scheme.FACTOR_SERVER

@@ -111,7 +111,7 @@ def test_data_need_not_be_here(capsys, tmp_path):
     _, _, rest = NET.partition('layer { name: "conv"')
     write_case(tmp_path, net=f'name: "n"\n{feed}\nlayer {{ name: "conv"{rest}')
     assert main(["simulate", *FLAGS]) == 0
-    assert "data      not here, its shapes as d crops it" in capsys.readouterr().out
+    assert "data      not here, its shapes as d has them" in capsys.readouterr().out
 
 
 def test_mistakes(problem):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from poseidon.errors import UsageError
 from poseidon.net import Net
 from poseidon.run.feeds import replace_missing_data
 from poseidon.spec import parse_net
@@ -55,10 +56,15 @@ def test_shapes_are_known(text, shape):
     assert tuple(net.graph.shapes["label"]) == shape[:1]
 
 
-def test_what_says_too_little_is_left():
-    source = parse_net(feed("Data", 'data_param { source: "none" batch_size: 6 }') + REST)
-    assert replace_missing_data(source) == []
-    assert source.net.layer[0].type == "Data"
+def test_of_what_says_too_little_somebody_else_has_to():
+    text = feed("Data", 'data_param { source: "none" batch_size: 6 }') + REST
+    problem = r"layer 'feed' reads 'none', which is not here, .* as in --image=1x28x28"
+    with pytest.raises(UsageError, match=problem):
+        replace_missing_data(parse_net(text))
+    source = parse_net(text)
+    assert replace_missing_data(source, (1, 28, 20)) == ["feed"]
+    net = Net(source, phase="TRAIN", seed=1, device="meta")
+    assert tuple(net.graph.shapes["data"]) == (6, 1, 28, 20)
 
 
 def test_what_is_here_is_left(tmp_path):
