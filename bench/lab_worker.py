@@ -1,6 +1,8 @@
 """One worker of one contender in the lab, with paced compute; rank 0 prints its figures as a line of JSON.
 
-    python -m bench.lab_worker --contender auto|gpi|ring|server|factors|factor-server|ddp|ddp-fp16 --subject alexnet …
+    python -m bench.lab_worker --contender auto --subject alexnet …
+
+Contenders: auto, gpi, ring, server, factors, factor-server, and ddp, ddp-fp16, ddp-powersgd.
 
 With --seen FOLDER every rank also writes `seen-<rank>.json`: what the simulator needs to play the same run, and what it
 has to agree with. That is the profile, the plan with the cluster as measured, and every event of communication with its
@@ -27,7 +29,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from bench.lab_device import PacedDevice, Pauses
 from bench.lab_nets import GPU_FLOPS, GPU_UPDATE_ELEMS, SUBJECTS, Subject
@@ -230,10 +232,17 @@ class Ddp:
         self.num_elems = sum(weight.numel() for weight in model.weights)
         del net
         self.model = nn.parallel.DistributedDataParallel(
-            model, bucket_cap_mb=options.bucket_mb, gradient_as_bucket_view=True
+            # PowerSGD's hook starts its second all-reduce from a callback: with several buckets ranks do so in
+            # different order, which gloo does not survive. So it gets one bucket.
+            model,
+            bucket_cap_mb=10_000 if options.contender == "ddp-powersgd" else options.bucket_mb,
+            gradient_as_bucket_view=True,
         )
         if options.contender == "ddp-fp16":
             self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        if options.contender == "ddp-powersgd":
+            state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=2)
+            self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
     def iterate(self) -> None:
         self.model.zero_grad()

@@ -60,9 +60,11 @@ def compare(subject: str, options: argparse.Namespace) -> dict[str, Any]:
             print(f"  {subject} {contender}: {found['median_s']:.4f} s {found['all_s']}", file=sys.stderr, flush=True)
     medians = {contender: statistics.median(found) for contender, found in seconds.items() if found}
     result: dict[str, Any] = {"subject": subject, "hosts": options.hosts, "rate": options.rate, "seconds": medians}
-    lossless = [medians[name] for name in LOSSLESS if name in medians]
+    lossless = [name for name in LOSSLESS if name in medians]
     if lossless and "ours" in medians:
-        result["times_best_lossless"] = min(lossless) / medians["ours"]
+        result["times_best_lossless"] = min(medians[name] for name in lossless) / medians["ours"]
+        rounds = zip(seconds["ours"], *(seconds[name] for name in lossless), strict=True)
+        result["turns"] = [min(others) / ours for ours, *others in rounds]
     return result
 
 

@@ -25,11 +25,12 @@ Measure = Callable[[bool], list[Ratio]]
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """`needs_root`: it emulates hosts by network namespaces."""
+    """`needs_root`: it emulates hosts by network namespaces. `missing`: what it lacks to be run, empty if nothing."""
 
     measure: Measure
     about: str
     needs_root: bool = False
+    missing: Callable[[], str] = lambda: ""
 
 
 def options(**values: Any) -> argparse.Namespace:
@@ -40,7 +41,7 @@ def options(**values: Any) -> argparse.Namespace:
 def single_device(quick: bool) -> list[Ratio]:
     torch.set_num_threads(1)
     ratios = []
-    for name in ("lenet", "alexnet") if quick else net.SUBJECTS:
+    for name in ("lenet", "alexnet", "googlenet", "resnet50") if quick else net.SUBJECTS:
         found = net.measure(name, 5 if quick else 15)
         what = f"{name}, batch {found.batch}"
         low, high = found.time_spread
@@ -150,25 +151,26 @@ def bytes_on_wire(quick: bool) -> list[Ratio]:
 
 
 def lab_training(quick: bool) -> list[Ratio]:
-    words = ["--iterations", "5" if quick else "8", "--rounds", "1" if quick else "2"]
+    words = ["--rounds", "2", "--iterations", "4", "--contenders", "auto,ddp"] if quick else ["--rounds", "3"]
     ratios = []
     for subject in ("alexnet",) if quick else lab.SUBJECTS:
         found = lab.compare(subject, lab.options_of(words))
         what = f"{subject}, {found['hosts']} hosts of {found['rate']}"
-        ratios.append(single(f"{what}: DDP's iteration / ours", found["times_ddp"], is_gain=True))
-        ratios.append(single(f"{what}: the limit / ours", found["of_limit"], is_gain=True))
-        ratios.append(single(f"{what}: ours / planned", found["seconds"]["auto"] / found["predicted_s"]))
+        goal, turns = lab.GOALS[subject], found["turns"]
+        ratios.append(of_turns(f"{what}: DDP's iteration / ours", turns["times_ddp"], goal.times_ddp, is_gain=True))
+        ratios.append(of_turns(f"{what}: the limit / ours", turns["of_limit"], goal.of_limit, is_gain=True))
+        ratios.append(of_turns(f"{what}: ours / planned", turns["of_predicted"]))
     return ratios
 
 
 def any_module(quick: bool) -> list[Ratio]:
     words = ["--contenders", "ours,ddp,ddp-sparse" if quick else ",".join(parallel.CONTENDERS)]
-    words += ["--rounds", "1" if quick else "2", "--iterations", "4" if quick else "6"]
+    words += ["--rounds", "2", "--iterations", "4"] if quick else ["--rounds", "3"]
     ratios = []
     for subject in ("embedding",) if quick else parallel.SUBJECTS:
         found = parallel.compare(subject, parallel.options_of(words))
         what = f"{subject}, {found['hosts']} hosts of {found['rate']}: best lossless DDP's step / ours"
-        ratios.append(single(what, found["times_best_lossless"], is_gain=True))
+        ratios.append(of_turns(what, found["turns"], is_gain=True))
     return ratios
 
 
@@ -195,6 +197,13 @@ def unequal_machines(quick: bool) -> list[Ratio]:
             single(f"{part} (bench/staleness.py)", staleness.PARTS[part](asked)["ratio"], limit, is_gain=is_gain)
         )
     return ratios
+
+
+def digits() -> str:
+    """LeNet's digits."""
+    folder = Path(__file__).resolve().parent.parent / "data"
+    has_all = all((folder / f"mnist_{part}_lmdb").exists() for part in ("train", "test"))
+    return "" if has_all else "its data is not here: run `poseidon data mnist data`"
 
 
 RECOVERY_S = 10.0  # what recovery is divided by, to be a ratio like all others
@@ -230,8 +239,10 @@ SECTIONS = {
     "bytes": Section(bytes_on_wire, "bytes on the wire, beside the plan's", needs_root=True),
     "lab": Section(lab_training, "training on emulated hosts, beside DDP and the limit", needs_root=True),
     "parallel": Section(any_module, "any PyTorch module on emulated hosts, beside DDP", needs_root=True),
-    "staleness": Section(unequal_machines, "unequal machines: staleness and balance, beside neither", needs_root=True),
-    "recovery": Section(lost_workers, "a worker is lost: until the job trains again", needs_root=True),
+    "staleness": Section(
+        unequal_machines, "unequal machines: staleness and balance, beside neither", needs_root=True, missing=digits
+    ),
+    "recovery": Section(lost_workers, "a worker is lost: until the job trains again", needs_root=True, missing=digits),
 }
 
 

@@ -18,6 +18,7 @@ def declare(flags: Flags) -> None:
     flags.flag("caffe", default="", metavar="FILE", help="BVLC Caffe's program, to be timed beside ours")
     flags.flag("against", default="", metavar="FILE", help="compare with this record, not with the last one")
     flags.switch("norecord", help="keep no record of this run")
+    flags.switch("accept", help="what fell is meant to: it is the new measure")
     flags.flag("json", default="", metavar="FILE", help="also write the record here")
 
 
@@ -28,7 +29,7 @@ def run(found: argparse.Namespace) -> int:
         if path and not Path(path).is_file():
             raise UsageError(f"--{name}={path}: no such file")
     command = [sys.executable, "-m", "bench.suite"]
-    command += [f"--{name}" for name in ("quick", "norecord") if getattr(found, name)]
+    command += [f"--{name}" for name in ("quick", "norecord", "accept") if getattr(found, name)]
     command += [f"--sections={found.sections}"] if found.sections else []
     command += [
         f"--{name}={Path(getattr(found, name)).resolve()}"

@@ -11,7 +11,7 @@ import pytest
 
 from bench import sections, suite
 from bench.ratio import Ratio, of_turns, single
-from bench.suite import Record, conclude, falls, last_record, section_text
+from bench.suite import Measure, Record, conclude, falls, last_measures, measures_of, section_text
 from poseidon.cli import bench as command
 from poseidon.cli import main
 
@@ -25,22 +25,23 @@ def after(cost: float, gain: float) -> Record:
 
 
 def test_a_cost_falls_by_growing_and_a_gain_by_shrinking():
-    assert falls(after(0.50, 2.0), BEFORE) == []
-    assert falls(after(0.25, 4.0), BEFORE) == []
-    (fall,) = falls(after(0.60, 2.0), BEFORE)
-    assert str(fall) == "device: time / theirs fell by 17%, from 0.500 to 0.600"
-    (fall,) = falls(after(0.50, 1.7), BEFORE)
-    assert str(fall) == "local: theirs / ours fell by 15%, from 2.000 to 1.700"
+    before = measures_of(BEFORE)
+    assert falls(after(0.50, 2.0), before) == []
+    assert falls(after(0.25, 4.0), before) == []
+    (fall,) = falls(after(0.60, 2.0), before)
+    assert str(fall) == "device: time / theirs fell by 17%, from 0.500 to 0.600, since 2026-01-01T00:00:00Z"
+    (fall,) = falls(after(0.50, 1.7), before)
+    assert str(fall) == "local: theirs / ours fell by 15%, from 2.000 to 1.700, since 2026-01-01T00:00:00Z"
 
 
 def test_a_tenth_is_no_fall():
     """0.5 → 0.5 / 0.9 and 2.0 → 1.8 are a tenth each, but for rounding."""
-    assert falls(after(0.5555, 1.8001), BEFORE) == []
-    assert len(falls(after(0.5557, 1.7999), BEFORE)) == 2
+    assert falls(after(0.5555, 1.8001), measures_of(BEFORE)) == []
+    assert len(falls(after(0.5557, 1.7999), measures_of(BEFORE))) == 2
 
 
 def test_what_only_one_run_has_is_not_compared():
-    assert falls(replace(BEFORE, sections={"device": [single("another", 9.0)]}), BEFORE) == []
+    assert falls(replace(BEFORE, sections={"device": [single("another", 9.0)]}), measures_of(BEFORE)) == []
 
 
 def test_record_survives_its_file():
@@ -51,25 +52,47 @@ def test_turns_give_median_and_spread():
     assert of_turns("x", [3.0, 1.0, 2.0]) == Ratio("x", 2.0, 1.0, 3.0)
 
 
+def recorded(folder: Path, *records: Record) -> None:
+    for number, record in enumerate(records):
+        (folder / f"{number}.json").write_text(record.to_json())
+
+
 def test_compared_is_the_newest_of_its_kind(tmp_path: Path):
-    assert last_record(tmp_path, quick=True, num_cores=2) is None
-    others = [("1", BEFORE), ("2", replace(BEFORE, seconds=61.0)), ("3", replace(BEFORE, quick=False))]
-    for name, record in [*others, ("4", replace(BEFORE, num_cores=64))]:
-        (tmp_path / f"{name}.json").write_text(record.to_json())
-    found = last_record(tmp_path, quick=True, num_cores=2)
-    assert found is not None
-    assert found.seconds == 61.0
+    assert last_measures(tmp_path, quick=True, num_cores=2) == {}
+    newer = replace(BEFORE, when="newer")
+    recorded(tmp_path, BEFORE, newer, replace(BEFORE, quick=False), replace(BEFORE, num_cores=64))
+    found = last_measures(tmp_path, quick=True, num_cores=2)
+    assert found == {"device": Measure("newer", {COST.name: COST}), "local": Measure("newer", {GAIN.name: GAIN})}
+
+
+def test_compared_is_the_newest_of_each_section(tmp_path: Path):
+    """A run of some sections only does not hide the others' last run."""
+    recorded(tmp_path, BEFORE, replace(BEFORE, when="newer", sections={"local": [GAIN]}))
+    found = last_measures(tmp_path, quick=True, num_cores=2)
+    assert {name: measure.when for name, measure in found.items()} == {"device": BEFORE.when, "local": "newer"}
+
+
+def test_what_fell_is_not_compared_with(tmp_path: Path):
+    recorded(tmp_path, BEFORE, replace(after(0.9, 2.1), when="fell", fell=["device"]))
+    found = last_measures(tmp_path, quick=True, num_cores=2)
+    assert found["device"].ratios[COST.name].value == 0.50
+    assert found["local"].ratios[GAIN.name].value == 2.1
 
 
 def test_conclusion(capsys):
-    assert conclude(after(0.50, 2.0), None) == 0
-    assert "2 ratios in 60 s, 0 over their limits; nothing recorded to compare with" in capsys.readouterr().out
-    assert conclude(after(0.70, 2.0), BEFORE) == 1
+    before = measures_of(BEFORE)
+    assert conclude(after(0.50, 2.0), [], 0) == 0
     told = capsys.readouterr().out
-    assert "limit      device: time / theirs is 0.700, the limit 0.600" in told
-    assert "fall       device: time / theirs fell by 29%" in told
-    assert conclude(replace(BEFORE, left_out={"lab": "needs root: …"}), BEFORE) == 0
-    assert conclude(replace(BEFORE, left_out={"lab": "failed: line\nlast line"}), BEFORE) == 1
+    assert "2 ratios in 60 s, 0 over their limits; no earlier run" in told
+    assert "torch's bf16 hook refuses gloo" in told
+    assert conclude(after(0.70, 2.0), [], 2) == 1
+    assert "limit      device: time / theirs is 0.700, the limit 0.600" in capsys.readouterr().out
+    assert conclude(after(0.58, 2.0), falls(after(0.58, 2.0), before), 2) == 1
+    told = capsys.readouterr().out
+    assert "fall       device: time / theirs fell by 14%" in told
+    assert "2 compared with earlier runs, 1 falls" in told
+    assert conclude(replace(BEFORE, left_out={"lab": "needs root: …"}), [], 2) == 0
+    assert conclude(replace(BEFORE, left_out={"lab": "failed: line\nlast line"}), [], 2) == 1
     assert "left out   lab: last line" in capsys.readouterr().out
 
 
@@ -106,12 +129,31 @@ def test_run_is_recorded_and_compared(two_sections, monkeypatch, capsys):
     assert len(list(two_sections.iterdir())) == 1
 
 
+def test_a_fall_stays_one_until_it_is_accepted(two_sections, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    good = replace(BEFORE, num_cores=len(os.sched_getaffinity(0)), sections={"lab": [replace(GAIN, value=3.0)]})
+    (two_sections / "1.json").write_text(good.to_json())
+    times = iter([f"2026-02-0{day}T00:00:00Z" for day in range(1, 5)])
+    run_suite = suite.run_suite
+    monkeypatch.setattr(suite, "run_suite", lambda *given: replace(run_suite(*given), when=next(times)))
+    assert [suite.main(["--quick"]) for _ in range(2)] == [1, 1]
+    assert suite.main(["--quick", "--accept"]) == 1
+    assert suite.main(["--quick"]) == 0
+
+
 def test_without_root_emulated_hosts_are_left_out(two_sections, monkeypatch, capsys):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert suite.main(["--norecord"]) == 0
     told = capsys.readouterr().out
     assert "left out   lab: needs root: it emulates hosts by network namespaces" in told
     assert "theirs / ours" not in told
+
+
+def test_what_needs_data_is_left_out_without_it(two_sections, monkeypatch, capsys):
+    without = sections.Section(lambda quick: [GAIN], "digits", missing=lambda: "its data is not here: run `this`")
+    monkeypatch.setitem(sections.SECTIONS, "digits", without)
+    assert suite.main(["--norecord", "--sections=digits,device"]) == 0
+    assert "left out   digits: its data is not here: run `this`" in capsys.readouterr().out
 
 
 def test_unknown_section(two_sections, capsys):
