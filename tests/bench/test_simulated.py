@@ -54,6 +54,8 @@ def test_a_simulated_run_agrees_with_itself(folder):
     assert found["same_starts"]
     assert found["events_in_order"] == 1.0
     assert found["jitter"] == pytest.approx(0.0, abs=1e-3)
+    assert found["ratio_without_jitter"] == pytest.approx(1.0, rel=0.01)
+    assert simulated.agrees(found)
 
 
 def test_another_order_and_another_time_are_noticed(folder):
@@ -69,3 +71,31 @@ def test_another_order_and_another_time_are_noticed(folder):
     assert found["ratio"] == pytest.approx(0.5, rel=0.01)
     assert not found["same_starts"]
     assert found["events_in_order"] < 1.0
+    assert not simulated.agrees(found)
+
+
+AGREES = {
+    **dict.fromkeys(("lab_s", "simulated_s", "planned_s", "ratio", "ratio_without_jitter"), 1.0),
+    "case": "alexnet:server:4:1gbit",
+    "same_starts": True,
+    "events_in_order": 0.99,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"ratio": 1.101}, {"ratio": 0.899}, {"same_starts": False}, {"events_in_order": 0.98}]
+)
+def test_all_three_count(wrong):
+    assert simulated.agrees(AGREES)
+    assert not simulated.agrees({**AGREES, **wrong})
+    told = simulated.results_text([AGREES, {**AGREES, **wrong}])
+    assert told.endswith("1 of 2 cases agree: time within 10%, and in order.")
+
+
+def test_the_page_has_the_table_of_its_figures():
+    text = simulated.PAGE.read_text(encoding="utf-8")
+    between = text.partition(simulated.BEGIN)[2].partition(simulated.END)[0].strip()
+    if simulated.RESULTS.exists():
+        assert between == simulated.results_text(json.loads(simulated.RESULTS.read_text()))
+    else:
+        assert between
