@@ -7,7 +7,22 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from bench.convergence import BATCH, FOLDER, LIMIT_POINTS, SCHEMES, STALENESS, SUBJECTS, WORKERS, Run, read_runs, setups
+from bench.convergence import (
+    BATCH,
+    FOLDER,
+    LIMIT_POINTS,
+    SCHEMES,
+    STALENESS,
+    SUBJECTS,
+    WORKERS,
+    Run,
+    beside_single,
+    difference,
+    exact,
+    outside,
+    read_runs,
+    setups,
+)
 from bench.papers_page import svg_of, table
 
 PAGE = FOLDER.parent / "convergence.md"
@@ -23,19 +38,15 @@ of the single worker's. The rate falls linearly to zero. With `--staleness 3` a 
 slowest; there the difference is shown, not bounded.
 
 ```
-poseidon data mnist data && poseidon data fashion-mnist data
-python -m bench.convergence
+apt-get install dataset-fashion-mnist                  # Fashion-MNIST, where Debian or Ubuntu has it
+poseidon data mnist data                               # or --from mnist=FOLDER with the four files
+python -m bench.convergence                            # makes Fashion-MNIST's database from that package
 python -m bench.convergence --page
 ```
 
 Seconds are those of 2 cores for all workers, shared with other work: they show that the runs were run, not how well
 they scale ([performance.md](performance.md) and [papers.md](papers.md) do that).
 """
-
-
-def difference(run: Run, single: Run) -> float:
-    """In points of accuracy."""
-    return (run.accuracy - single.accuracy) * 100
 
 
 def accuracies_text(runs: Sequence[Run], single: Run) -> str:
@@ -56,13 +67,13 @@ def accuracies_text(runs: Sequence[Run], single: Run) -> str:
 
 
 def verdict_text(runs: Sequence[Run], single: Run) -> str:
-    exact = [run for run in runs if run.setup.workers > 1 and run.setup.staleness in (None, 0)]
-    if not exact:
+    found = exact(runs)
+    if not found:
         return ""
-    worst = max(exact, key=lambda run: abs(difference(run, single)))
-    outside = [run for run in exact if abs(difference(run, single)) > LIMIT_POINTS]
-    told = f"{len(exact)} exact runs, the farthest {difference(worst, single):+.2f} points ({worst.setup.label})"
-    return f"{told}: {'all' if not outside else f'{len(exact) - len(outside)}'} within {LIMIT_POINTS} points."
+    worst = max(found, key=lambda run: abs(difference(run, single)))
+    num_outside = len(outside(runs, single))
+    told = f"{len(found)} exact runs, the farthest {difference(worst, single):+.2f} points ({worst.setup.label})"
+    return f"{told}: {f'{len(found) - num_outside}' if num_outside else 'all'} within {LIMIT_POINTS} points."
 
 
 def draw(runs: Sequence[Run], title: str) -> bytes:
@@ -90,12 +101,10 @@ def write_page() -> None:
     runs = read_runs()
     parts = [INTRODUCTION.strip()]
     for name, subject in SUBJECTS.items():
-        mine = [run for run in runs if run.setup.subject == name]
-        singles = [run for run in mine if run.setup.workers == 1]
-        if not singles:
+        found = beside_single(runs, name)
+        if found is None:
             continue
-        (single,) = singles
-        of_length = [run for run in mine if run.setup.iterations == single.setup.iterations]
+        single, of_length = found
         (FOLDER / f"{name}.svg").write_bytes(draw(of_length, subject.title))
         wanted = list(setups([name], list(WORKERS), single.setup.iterations))
         count = f"{len(of_length)} of {len(wanted)} runs are here. One worker: **{single.accuracy:.2%}**."
