@@ -25,7 +25,9 @@ ensure_environment() {  # $1: extras, e.g. "dev,leveldb"; "" for none
     stamp=.venv/installed-$(cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)-${1//,/-}
     if [ ! -e "$stamp" ]; then
         echo "Installing Poseidon and what it needs into .venv (a few minutes the first time) ..."
-        .venv/bin/python -m pip install --disable-pip-version-check -c constraints.txt -e ".${1:+[$1]}"
+        local manner=--quiet # but for people, who see what is fetched, and how far it is
+        if [ -t 1 ]; then manner=--progress-bar=on; fi
+        .venv/bin/python -m pip install "$manner" --disable-pip-version-check -c constraints.txt -e ".${1:+[$1]}"
         touch "$stamp"
     fi
 }

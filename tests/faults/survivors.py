@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +34,27 @@ class End:
 
 def lose_one(folder: Path, victim: int, number: signal.Signals, words: tuple[str, ...]) -> dict[int, End]:
     """By rank of the survivors. The worker is lost when training is well under way."""
+
+    def harm(lab: Lab, workers: list[_Worker]) -> int:
+        os.kill(workers[victim].process.pid, number)
+        return workers[victim].process.pid
+
+    return _ends(folder, words, harm, but=victim)
+
+
+def cut_off(folder: Path, host: int, words: tuple[str, ...]) -> dict[int, End]:
+    """By rank, of all workers: the cable of a host is pulled, and nobody on either side is ended by anybody."""
+
+    def harm(lab: Lab, workers: list[_Worker]) -> int:
+        lab.cut(host)
+        return 0
+
+    return _ends(folder, words, harm)
+
+
+def _ends(
+    folder: Path, words: tuple[str, ...], harm: Callable[[Lab, list[_Worker]], int], but: int | None = None
+) -> dict[int, End]:
     write_case(folder)
     solver = folder / "solver.prototxt"
     solver.write_text(solver.read_text().replace(f"max_iter: {MAX_ITER}", "max_iter: 1000000"))
@@ -41,15 +63,14 @@ def lose_one(folder: Path, victim: int, number: signal.Signals, words: tuple[str
         for worker in workers:
             stack.callback(worker.process.kill)
         workers[0].wait_for(f"Iteration {REACH} (")
-        lost = workers[victim].process
         struck_s = time.monotonic()
-        os.kill(lost.pid, number)
+        pid = harm(lab, workers)
         ends = {}
         for rank, worker in enumerate(workers):
-            if rank != victim:
+            if rank != but:
                 code = worker.wait(END_S)
                 worker.reader.join()
-                ends[rank] = End(code, worker.text[-4000:], worker.ended_s - struck_s, lost.pid)
+                ends[rank] = End(code, worker.text[-4000:], worker.ended_s - struck_s, pid)
     return ends
 
 
