@@ -21,12 +21,13 @@ thread fails: `conductor.py`.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
@@ -59,9 +60,9 @@ class Scheduler(Conductor[_Sends]):
         self._turns = turns_of(plan, self._order)
         self._places = {send: place for place, send in enumerate(self._order)}
         self._patience_s = {send: patience_s(plan, send) for send in self._order}
-        self._handed: deque[Callable[[], None]] = deque()  # to finishers
+        self._handed: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # to finishers; None ends one
+        self._num_jobs = 0  # handed to them and not done
         self._finishers: list[threading.Thread] = []
-        self._num_busy = 0  # of them
         self._starter = threading.Thread(target=self._run_starter, name="poseidon-starter", daemon=True)
         self._starter.start()
 
@@ -85,11 +86,13 @@ class Scheduler(Conductor[_Sends]):
         """A finisher that waits for the transport is not waited for: it ends with its operation, or with that."""
         with self._changed:
             self._closed = True
-            self._handed.clear()
             self._changed.notify_all()
         self._starter.join()
         with self._changed:
-            is_idle = self._num_busy == 0 or all(progress.is_over for progress in self._units.values())
+            self._drop_jobs()
+            is_idle = self._num_jobs == 0 or all(progress.is_over for progress in self._units.values())
+        for _ in self._finishers:
+            self._handed.put(None)
         if is_idle:
             for thread in self._finishers:
                 thread.join()
@@ -140,29 +143,34 @@ class Scheduler(Conductor[_Sends]):
 
     # -- finishers --------------------------------------------------------------------------------------------------
     def _hand_over(self, *jobs: Callable[[], None]) -> None:
-        """To finishers, first come first served; where none is idle there will be one more, up to a limit."""
+        """To finishers, first come first served; where none is idle there will be one more, up to a limit.
+
+        They have a queue of their own, which wakes one of them: all that changes for the others does not concern them.
+        """
         with self._changed:
-            self._handed.extend(jobs)
-            num_missing = len(self._handed) - (len(self._finishers) - self._num_busy)
-            for _ in range(min(num_missing, num_finishers(self.plan) - len(self._finishers))):
+            self._num_jobs += len(jobs)
+            while len(self._finishers) < min(self._num_jobs, num_finishers(self.plan)):
                 name = f"poseidon-finisher-{len(self._finishers)}"
                 self._finishers.append(threading.Thread(target=self._run_finisher, name=name, daemon=True))
                 self._finishers[-1].start()
-            self._changed.notify_all()
+            for job in jobs:
+                self._handed.put(job)
+
+    def _drop_jobs(self) -> None:
+        """Those that nobody has begun."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._handed.get_nowait()
+                self._num_jobs -= 1
 
     def _run_finisher(self) -> None:
         self._use_device()
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._handed or self._has_ended)
-                if self._has_ended:
-                    return
-                job = self._handed.popleft()
-                self._num_busy += 1
-            job()
+        while (job := self._handed.get()) is not None:
+            if not self._has_ended:
+                job()
             del job  # and with it gradients, while this thread waits for the next
             with self._changed:
-                self._num_busy -= 1
+                self._num_jobs -= 1
 
     def _reduce(self, send: Send, token: Any, ticket: Ticket) -> None:
         exchange = self._units[send.unit].exchange
