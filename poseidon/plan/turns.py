@@ -99,8 +99,8 @@ class Lane(ABC):
         self._holders.leave(ticket)
 
     def next_due_s(self, now_s: float) -> float | None:
-        """When another may start because patience is over; None: never."""
-        return self._holders.next_due_s
+        """When another may start because patience is over; None: never, as things are."""
+        return None if self._first_ready(now_s) is None else self._holders.next_due_s
 
     @abstractmethod
     def _first_ready(self, now_s: float) -> int | None:

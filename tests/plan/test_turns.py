@@ -47,6 +47,17 @@ def test_the_order_is_kept_although_another_is_ready_first():
     assert places(lane, 4) == [0, 1, 2, None]
 
 
+def test_nobody_waits_for_a_late_push_while_nothing_else_is_ready():
+    """A time in the past would make whoever waits until then turn round and round."""
+    lane = Pushes([A, B], in_flight=1)
+    lane.ready(0)
+    assert started(lane, due_s=1.0) is not None
+    assert lane.next_place(2.0) is None
+    assert lane.next_due_s(2.0) is None
+    lane.ready(1)
+    assert lane.next_place(2.0) == 1
+
+
 def test_no_more_than_so_many_are_on_their_way():
     lane = Pushes([A, B, REST_OF_A], in_flight=2)
     lane.ready(0)
