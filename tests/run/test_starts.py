@@ -47,10 +47,6 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
         r"snapshot to go on from: no snapshot on rank 0 .*; the newest snapshot on rank 1 .*the same --snapshot",
     ),
     "snapshot": ({"resume": Resume("s.solverstate")}, r"snapshot to go on from: .*; a snapshot by its name on rank 1"),
-    "restart": (
-        {"resume": Resume("", "j", is_restart=True)},
-        r"snapshot to go on from: .*; the newest snapshot of job j, else no snapshot on rank 1",
-    ),
     "measured link": ({"links": Links()}, r"links, line 1: bandwidth_bps: 1000000000\.0 on rank 0 .*: None on rank 1"),
     "limit": ({"links": Links(1e9, None, 1e8)}, r"links, line 3: limit_bps: None on rank 0 .*; limit_bps: 100000000"),
     "servers": (

@@ -97,7 +97,8 @@ def test_who_has_no_place_or_comes_again_is_turned_away():
     assert sorted(found) == [1, 2]
     let_in = {member.getpeername() for member in found.values()}  # of two that say 1, whoever was heard first
     refused = [caller for caller in callers if caller.getsockname() not in let_in]
-    assert len(refused) == 2 and callers[0] in refused
+    assert len(refused) == 2
+    assert callers[0] in refused
     for caller in refused:
         caller.settimeout(LIMIT_S)
         assert caller.recv(1) == b""
