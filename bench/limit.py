@@ -3,9 +3,10 @@
     sudo python -m bench.limit [--limit 200mbit] [--hosts 4] [--rate 1gbit] [--seconds 6] [--json OUT]
 
 Emulated hosts (`bench/netlab.py`), real TCP, real training of a net that has much more to send than the limit lets
-through; every scheme by force, and notified puts. The link's own counters (tx_bytes and rx_bytes of eth0) are read
-while training runs. Sent and received of each worker, headers, acknowledgements and signs of life included, must lie
-within 5 % of the limit: not above, and, as there is always something to send, not below.
+through: every scheme by force, notified puts, the modes of staleness, a server of its own. The link's own counters
+(tx_bytes and rx_bytes of eth0) are read while training runs. Headers, acknowledgements and signs of life included,
+nobody may exceed the limit by more than 5 % in either direction; whoever has most to send uses at least 95 % of it, as
+there is always something to send. Where all workers do the same work (`even`), that holds for each of them.
 
 Small messages beside: how long a round table of 4 bytes takes meanwhile, in the median.
 """
@@ -18,8 +19,9 @@ import os
 import statistics
 import sys
 import tempfile
+import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -27,10 +29,14 @@ import torch
 from bench.bytes import solver_of
 from bench.netlab import Lab, Links
 from poseidon.plan import Cluster, PlanRequest, Scheme, make_plan, parse_bandwidth
-from poseidon.run.distribute import distribute
+from poseidon.run.distribute import DistributeOptions, distribute
 from poseidon.run.layer_times import estimated_times
+from poseidon.run.options import MANAGED
 from poseidon.run.profile import profile_net
 from poseidon.run.roundtable import Roundtable
+from poseidon.run.servers import serve_tables, workers_of
+from poseidon.solver import Solver
+from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, Master, connect
 from poseidon.transport.interface import choose_interface
 from poseidon.transport.paced import PacedTransport
@@ -39,20 +45,40 @@ from poseidon.transport.pacing import Pace
 ROOT = Path(__file__).resolve().parent.parent
 COUNTERS = [Path(f"/sys/class/net/eth0/statistics/{name}_bytes") for name in ("tx", "rx")]
 LEAST, MOST = 0.95, 1.05
+LOOK_S = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """`even`: all ranks send and receive alike."""
+
+    request: PlanRequest
+    options: DistributeOptions = field(default_factory=DistributeOptions)
+    even: bool = True
+
+
+def stale(consistency: str, servers: int = 0) -> Case:
+    """Managed mode looks for the most important rows while it sends: the quickest use more than the slowest."""
+    options = DistributeOptions(staleness=2, consistency=consistency, servers=servers)
+    return Case(PlanRequest(scheme=Scheme.SERVER), options, even=servers == 0 and consistency != MANAGED)
+
+
 CASES = {
-    "ring": PlanRequest(scheme=Scheme.RING),
-    "doubling": PlanRequest(scheme=Scheme.DOUBLING),
-    "server": PlanRequest(scheme=Scheme.SERVER),
-    "factors": PlanRequest(scheme=Scheme.FACTORS),
-    "factor-server": PlanRequest(scheme=Scheme.FACTOR_SERVER),
-    "gpi server": PlanRequest(scheme=Scheme.SERVER, pattern="gpi"),
-    "gpi tree": PlanRequest(scheme=Scheme.TREE, pattern="gpi"),
+    "ring": Case(PlanRequest(scheme=Scheme.RING)),
+    "doubling": Case(PlanRequest(scheme=Scheme.DOUBLING)),
+    "server": Case(PlanRequest(scheme=Scheme.SERVER)),
+    "factors": Case(PlanRequest(scheme=Scheme.FACTORS)),
+    "factor-server": Case(PlanRequest(scheme=Scheme.FACTOR_SERVER)),
+    "gpi server": Case(PlanRequest(scheme=Scheme.SERVER, pattern="gpi")),
+    "gpi tree": Case(PlanRequest(scheme=Scheme.TREE, pattern="gpi"), even=False),
+    **{name: stale(name) for name in ("ssp", "ssp-push", MANAGED)},
+    "ssp-push+server": stale("ssp-push", servers=1),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Over the limit, the least and the most of all workers; seconds for a small message to everybody."""
+    """Over the limit, the least and the most of all ranks; seconds for a small message to everybody."""
 
     case: str
     sent: tuple[float, float]
@@ -61,52 +87,89 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Trees have a root that sends more than others; nobody may exceed, and the busiest uses what it may."""
-        return max(self.sent[1], self.received[1]) <= MOST and max(self.sent[1], self.received[1]) >= LEAST
+        busiest = max(self.sent[1], self.received[1])
+        idlest = min(self.sent[0], self.received[0]) if CASES[self.case].even else busiest
+        return busiest <= MOST and idlest >= LEAST
 
 
-def counts() -> list[int]:
-    return [int(path.read_text()) for path in COUNTERS]
+class Watch:
+    """What the link has counted, moment by moment, on a thread of its own."""
+
+    def __init__(self) -> None:
+        self._moments: list[tuple[float, int, int]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(LOOK_S):
+            sent, received = (int(path.read_text()) for path in COUNTERS)
+            self._moments.append((time.monotonic(), sent, received))
+
+    def rates(self, begun_s: float, ended_s: float) -> list[float]:
+        """Bytes per second, sent and received, between two moments."""
+        inside = [moment for moment in self._moments if begun_s <= moment[0] <= ended_s]
+        (first_s, *first), (last_s, *last) = inside[0], inside[-1]
+        return [(after - before) / (last_s - first_s) for before, after in zip(first, last, strict=True)]
 
 
 def measure(options: argparse.Namespace) -> list[Result]:
-    """On every worker of the job; the results are the same everywhere."""
+    """On every process of the job; the results are the same everywhere."""
     torch.set_num_threads(1)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     master = Master(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     inner = connect(rank, size, master, C10dOptions(choose_interface(master.address, is_multi_host=True).address))
     limit_bps = parse_bandwidth(options.limit)
     wire = PacedTransport(inner, Pace(limit_bps))
-    table = Roundtable(wire)
+    everybody = Roundtable(wire)
     results = []
     for name in options.cases.split(","):
-        solver = solver_of(Scheme.RING)
-        profile = profile_net(solver.net, estimated_times(solver.net, 1e9))
-        plan = make_plan(profile, Cluster((1,) * size, bandwidth_bps=limit_bps), CASES[name])
-        with distribute(solver, wire, plan):
-            results.append(_watched(name, solver, table, options.seconds, limit_bps / 8))
-    table.meet()
+        with Watch() as watch:
+            window = take_part(CASES[name], wire, limit_bps, options.seconds)
+        begun_s, ended_s, meeting_s = everybody.gather(torch.tensor(window, dtype=torch.float64))[0].tolist()
+        rates = torch.tensor(watch.rates(begun_s, ended_s), dtype=torch.float64) / (limit_bps / 8)
+        by_rank = everybody.gather(rates)
+        least, most = by_rank.min(0).values.tolist(), by_rank.max(0).values.tolist()
+        results.append(Result(name, (least[0], most[0]), (least[1], most[1]), meeting_s))
+    everybody.meet()
     wire.close()
     return results
 
 
-def _watched(name: str, solver, table: Roundtable, seconds: float, limit: float) -> Result:
+def take_part(case: Case, wire: Transport, limit_bps: float, seconds: float) -> tuple[float, float, float]:
+    """Trains, or serves: when that was at full speed (all hosts have one clock), and the median of meetings."""
+    options = replace(case.options, limit_bps=limit_bps)
+    team = workers_of(wire, options.servers)
+    if team is None:
+        serve_tables(wire, options.servers, limit_bps)
+        return 0.0, 0.0, 0.0
+    solver = solver_of(Scheme.RING)
+    profile = profile_net(solver.net, estimated_times(solver.net, 1e9))
+    plan = make_plan(profile, Cluster((1,) * team.size, bandwidth_bps=limit_bps), case.request)
+    with distribute(solver, team, plan, options, serving=wire if options.servers else None):
+        return _trained(solver, Roundtable(team), seconds)
+
+
+def _trained(solver: Solver, table: Roundtable, seconds: float) -> tuple[float, float, float]:
     solver.step(2)
     table.meet()
-    before, begun_s, meetings = counts(), time.monotonic(), []
+    begun_s, meetings = time.monotonic(), []
     is_over = False
     while not is_over:
         solver.step(1)
         met_s = time.monotonic()
         is_over = bool(table.sum(torch.tensor(float(met_s - begun_s > seconds))))  # all stop together
         meetings.append(time.monotonic() - met_s)
-    rates = [
-        (after - first) / (time.monotonic() - begun_s) / limit for after, first in zip(counts(), before, strict=True)
-    ]
-    by_rank = table.gather(torch.tensor(rates, dtype=torch.float64))
+    ended_s = time.monotonic()
     solver.updates.drain()
-    least, most = by_rank.min(0).values.tolist(), by_rank.max(0).values.tolist()
-    return Result(name, (least[0], most[0]), (least[1], most[1]), statistics.median(meetings))
+    return begun_s, ended_s, statistics.median(meetings)
 
 
 def main() -> int:
@@ -139,7 +202,7 @@ def main() -> int:
     for result in results:
         sent, received = (f"{least:.3f} … {most:.3f}" for least, most in (result.sent, result.received))
         verdict = "" if result.holds else f"   outside {LEAST} … {MOST}"
-        print(f"{result.case:14} sent {sent}   received {received}   meeting {result.meeting_s * 1e3:6.1f} ms{verdict}")
+        print(f"{result.case:18} sent {sent}   received {received}   meeting {result.meeting_s * 1e3:6.1f} ms{verdict}")
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     return 0 if all(result.holds for result in results) else 1

@@ -174,28 +174,15 @@ def any_module(quick: bool) -> list[Ratio]:
     return ratios
 
 
-STALE_LIMITS = {"throughput": (1.5, True), "balance": (1.8, True), "samples": (1.2, False), "managed": (0.9, False)}
-
-
 def unequal_machines(quick: bool) -> list[Ratio]:
     from bench import staleness
 
-    asked = options(
-        rate="1gbit",
-        iterations=20 if quick else 60,
-        most=4000,
-        sample_s=0.02 / staleness.BATCH,
-        clocks=300,
-        seeds=5,
-        target=staleness.TARGET,
-        budget=0.25,
-    )
+    asked = staleness.options_of(["--iterations", "20", "--runs", "1"] if quick else [])
     ratios = []
     for part in ("throughput", "balance") if quick else staleness.PARTS:
-        limit, is_gain = STALE_LIMITS[part]
-        ratios.append(
-            single(f"{part} (bench/staleness.py)", staleness.PARTS[part](asked)["ratio"], limit, is_gain=is_gain)
-        )
+        least, most = staleness.LIMITS[part]
+        ratio = staleness.PARTS[part](asked)["ratio"]
+        ratios.append(single(f"{part} (bench/staleness.py)", ratio, least or most, is_gain=least is not None))
     return ratios
 
 

@@ -96,6 +96,13 @@ SUBJECTS = {
         schedule=Schedule(0.01, 0.9, 0.0005, decays_biases=False, factor=lambda step: 0.1 ** (step // 100000)),
         write=lambda path: write_database(path, 256, encoded=True),
     ),
+    "googlenet": Subject(
+        batch=8,
+        steps_per_turn=3,
+        recipe=Recipe(crop_size=224, mirror=True, means=MEANS),
+        schedule=Schedule(0.01, 0.9, 0.0002, decays_biases=False, factor=lambda step: (1 - step / 2_400_000) ** 0.5),
+        write=lambda path: write_database(path, 256, encoded=True),
+    ),
 }
 
 
@@ -184,7 +191,7 @@ def measure(name: str, folder: str, num_turns: int) -> Result:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--nets", default=",".join(SUBJECTS))
+    parser.add_argument("--nets", default="lenet,alexnet", help=f"of {', '.join(SUBJECTS)}")
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--json", type=Path)

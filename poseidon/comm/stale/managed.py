@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import enum
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -194,8 +194,8 @@ class Managed:
         return []
 
     def _early(self, ready: Collection[int], *, near: bool) -> list[Letter]:
-        """Some rows of a table, as many as one letter holds. To look at everything that waits costs a pass over it: the
-        next CHOSEN letters are chosen at once."""
+        """Some rows of a table, as many as one letter holds. To look at everything that waits costs a pass over it:
+        what CHOSEN letters hold is chosen at once."""
         chosen = self._chosen[near]
         if not chosen:
             chosen.extend(self._choose(ready))
@@ -209,7 +209,8 @@ class Managed:
         return []
 
     def _choose(self, ready: Collection[int]) -> list[tuple[DeltaSource, np.ndarray]]:
-        found: list[tuple[float, DeltaSource, np.ndarray]] = []
+        """Rows of all tables compete with each other, one by one; those of a table travel together."""
+        sources, rows, scores, sizes = [], [], [], []
         for source in self._sources:
             if source.num_waiting() == 0:
                 continue
@@ -217,14 +218,17 @@ class Managed:
             chosen = np.flatnonzero(np.isin(waiting.owners, list(ready)) & (waiting.magnitudes > 0))
             if len(chosen) == 0:
                 continue
-            scores = self._scores(source.table, waiting)[chosen]
-            count = max(1, LETTER_BYTES // waiting.row_bytes)
-            ordered = np.argsort(-scores, kind="stable")[: count * CHOSEN]
-            for first in range(0, len(ordered), count):
-                letter = ordered[first : first + count]
-                found.append((float(scores[letter].mean()), source, waiting.rows[chosen[letter]]))
-        found.sort(key=lambda entry: -entry[0])
-        return [(source, rows) for _, source, rows in found[:CHOSEN]]
+            rows.append(waiting.rows[chosen])
+            scores.append(self._scores(source.table, waiting)[chosen])
+            sizes.append(np.full(len(chosen), waiting.row_bytes))
+            sources.append(source)
+        if not sources:
+            return []
+        owner_of = np.repeat(np.arange(len(sources)), [len(own) for own in rows])
+        first = np.argsort(-np.concatenate(scores), kind="stable")
+        room = np.cumsum(np.concatenate(sizes)[first])
+        first = first[: max(1, np.searchsorted(room, CHOSEN * LETTER_BYTES, "right"))]
+        return _in_letters(sources, owner_of[first], np.concatenate(rows)[first], [int(size[0]) for size in sizes])
 
     def _scores(self, table: int, waiting: Waiting) -> np.ndarray:
         """Of every row that waits: the highest goes first."""
@@ -239,3 +243,18 @@ class Managed:
             behind = waiting.rows < self._next_row.get(table, 0)  # those come in the next round
             scores[:] = -(waiting.rows + behind * (1 + waiting.rows.max()))
         return scores
+
+
+def _in_letters(
+    sources: Sequence[DeltaSource], tables: np.ndarray, rows: np.ndarray, row_bytes: Sequence[int]
+) -> list[tuple[DeltaSource, np.ndarray]]:
+    """Rows in the order of their importance, each of one of the tables, as letters in the order of their first rows."""
+    found: list[tuple[int, DeltaSource, np.ndarray]] = []
+    for table in np.unique(tables):
+        places = np.flatnonzero(tables == table)
+        count = max(1, LETTER_BYTES // row_bytes[table])
+        for start in range(0, len(places), count):
+            letter = places[start : start + count]
+            found.append((int(letter[0]), sources[table], rows[letter]))
+    found.sort(key=lambda entry: entry[0])
+    return [(source, letter) for _, source, letter in found]

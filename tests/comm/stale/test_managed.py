@@ -103,6 +103,25 @@ def test_importance_is_compared_between_tables():
     assert played(scheduler) == ["1:1", "0:1", "1:0", "0:0"]
 
 
+def test_rows_compete_one_by_one_whatever_table_they_are_of():
+    """A row of a table of four is drawn first as often as one of a table of forty; two rows fill a letter."""
+    firsts = []
+    for seed in range(400):
+        scheduler = managed(RowOrder.RANDOM, seed=seed)
+        scheduler.register(Rows(0, [1.0] * 4, [1.0] * 4, [0] * 4))
+        scheduler.register(Rows(1, [1.0] * 40, [1.0] * 40, [0] * 40))
+        firsts.append(played(scheduler, most=1)[0].partition(":")[0])
+    share = firsts.count("0") / len(firsts)
+    assert abs(share - 4 / 44) < 4 * (4 / 44 * 40 / 44 / len(firsts)) ** 0.5
+
+
+def test_an_important_row_takes_no_unimportant_ones_of_its_table_along():
+    scheduler = managed(RowOrder.IMPORTANCE, allowance=PerClock(16 * (16 << 10)))  # what is chosen at once
+    scheduler.register(Rows(0, [9.0] + [0.1] * 20, [1.0] * 21, [0] * 21))
+    scheduler.register(Rows(1, [5.0] * 15, [1.0] * 15, [0] * 15))
+    assert sorted(played(scheduler)) == sorted(["0:0"] + [f"1:{row}" for row in range(15)])
+
+
 def test_other_orders():
     def order_of(order, **options):
         scheduler = managed(order, **options)
