@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from bench.staleness_worker import HOSTS, lenet, served_plan
+from bench.staleness_worker import HOSTS, lenet, plan_of
 from poseidon.comm.stale.hub import Hub, HubOptions
 from poseidon.comm.stale.managed import Managed, ManagedOptions, PerClock, RowOrder, Unlimited
 from poseidon.run.managed_updates import ManagedUpdates
@@ -39,7 +39,7 @@ def losses_of(
 
     def act(transport: Transport) -> tuple[list[float], float]:
         solver = lenet(clocks, data, tests=False, seed=1 + seed)
-        plan = served_plan(solver, transport.size)
+        plan = plan_of(solver, transport.size, served=True)
         table = Roundtable(transport)
         share_batch(solver.net, transport.rank, transport.size)
         count_labels_together(solver.net, None)

@@ -67,9 +67,11 @@ def lenet(max_iter: int, data: Path, *, tests: bool, seed: int = 1) -> Solver:
     return Solver(param)
 
 
-def served_plan(solver: Solver, size: int) -> CommPlan:
+def plan_of(solver: Solver, size: int, *, served: bool) -> CommPlan:
+    """`served`: by servers only, as staleness needs it; else as the planner likes."""
     profile = profile_net(solver.net, estimated_times(solver.net, 1e9))
-    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), PlanRequest(scheme=Scheme.SERVER))
+    request = PlanRequest(scheme=Scheme.SERVER if served else None)
+    return make_plan(profile, Cluster((1,) * size, bandwidth_bps=1e9), request)
 
 
 class Slowed:
@@ -98,8 +100,10 @@ def work(task: Task) -> dict[str, Any]:
     master = Master(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
     transport = connect(rank, size, master, C10dOptions(choose_interface(master.address, is_multi_host=True).address))
     solver = lenet(task.iterations, Path(task.data), tests=task.until_accurate, seed=task.seed)
-    options = DistributeOptions(staleness=task.staleness, balance=task.balance, agree_s=0.0)
-    with distribute(solver, transport, served_plan(solver, size), options):
+    stopping = {"agree_s": 0.0} if task.until_accurate else {}  # who stops does so in the iteration of the test
+    options = DistributeOptions(staleness=task.staleness, balance=task.balance, **stopping)
+    plan = plan_of(solver, size, served=task.staleness is not None)
+    with distribute(solver, transport, plan, options):
         solver.run = Slowed(solver.run, solver, rank, task)
         found = until_accurate(solver, task) if task.until_accurate else at_speed(solver, task)
     transport.barrier(60.0)

@@ -5,6 +5,7 @@
     neither                                                          this process is alone
 
 Several hosts: the interface is GLOO_SOCKET_IFNAME's, if that is set, else the one on the way to MASTER_ADDR or rank 0.
+Workers prove the job's secret to each other if the environment has one (POSEIDON_SECRET).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from poseidon.run.rendezvous import find_place
+from poseidon.run.rendezvous import find_place, lead_nccl, secret_of
 from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, Master, connect, from_group
-from poseidon.transport.interface import choose_interface
+from poseidon.transport.interface import Interface, choose_interface
 
 _HOST_BYTES = 320
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -34,9 +35,10 @@ def meet(process_group: Any, device: torch.device) -> Transport | None:
     if place is None:
         return None
     is_multi_host = place.local_size is not None and place.local_size < place.size
-    address = _address(place.master_address, is_multi_host)
+    interface = _interface(place.master_address, is_multi_host)
+    lead_nccl(os.environ, interface.name)
     master = Master(place.master_address, place.master_port, place.store_prefix)
-    return connect(place.rank, place.size, master, C10dOptions(address=address))
+    return connect(place.rank, place.size, master, _options(interface.address))
 
 
 def _beside(group: Any, device: torch.device) -> Transport | None:
@@ -46,13 +48,17 @@ def _beside(group: Any, device: torch.device) -> Transport | None:
     hosts = _hosts(group, carrier)
     master = os.environ.get("MASTER_ADDR") or hosts[0].split()[0]
     is_multi_host = len(set(hosts)) > 1
-    address = _address(master, is_multi_host) if is_multi_host else "127.0.0.1"
-    return from_group(group, C10dOptions(address=address), str(carrier))
+    address = _interface(master, is_multi_host).address if is_multi_host else "127.0.0.1"
+    return from_group(group, _options(address), str(carrier))
 
 
-def _address(master: str, is_multi_host: bool) -> str:
+def _interface(master: str, is_multi_host: bool) -> Interface:
     wanted = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0] or None
-    return choose_interface(master, is_multi_host=is_multi_host, wanted=wanted).address
+    return choose_interface(master, is_multi_host=is_multi_host, wanted=wanted)
+
+
+def _options(address: str) -> C10dOptions:
+    return C10dOptions(address=address, secret=secret_of(os.environ))
 
 
 def _hosts(group: Any, device: torch.device) -> list[str]:

@@ -25,8 +25,9 @@ def test_losses_are_averaged_over_the_last_clocks():
 
 
 def test_the_first_clock_below_the_target_counts():
-    assert first_below(falling(0.01), 0.5) == 60  # 1 - 0.01 * (60 - 10.5) is the first not above it
-    assert first_below(falling(0.02), 0.5) == 35
+    """1 - slope * (clock - 10.5) is the mean of the last 20."""
+    assert first_below(falling(0.01), 0.5) == 61
+    assert first_below(falling(0.02), 0.5) == 36
     assert first_below(falling(0.0), 0.5) is None
     assert first_below([], 0.5) is None
 
@@ -39,9 +40,15 @@ def test_the_ratio_is_that_of_medians_over_seeds():
     assert found["figures"] == {"importance, clocks": 80, "random, clocks": 100}
 
 
-def test_a_run_that_does_not_get_there_is_no_result():
-    runs = [{"who": "importance", "seed": 0, "clocks": 70}, {"who": "random", "seed": 0, "clocks": None}]
-    with pytest.raises(SystemExit, match=r"did not fall to 0.4: random, seed 0"):
+def test_rows_at_random_that_never_get_there_count_as_one_clock_more():
+    runs = [{"who": "importance", "seed": 0, "clocks": 70}]
+    runs += [{"who": "random", "seed": 0, "clocks": None, "losses": falling(0.0)}]
+    assert clocks_of(runs, 0.4)["ratio"] == pytest.approx(70 / 101)
+
+
+def test_important_rows_that_never_get_there_are_no_result():
+    runs = [{"who": "importance", "seed": 3, "clocks": None}, {"who": "random", "seed": 3, "clocks": 90}]
+    with pytest.raises(SystemExit, match=r"did not fall to 0.4: seed 3"):
         clocks_of(runs, 0.4)
 
 

@@ -14,14 +14,13 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from poseidon.comm.stale import protocol
 from poseidon.comm.stale.forms import rows_of, rows_payload
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.managed import LETTER_BYTES
 from poseidon.comm.stale.message import Form, Kind, Message
 from poseidon.comm.stale.outgoing import Letter
-from poseidon.comm.stale.protocol import Entry, Mode
+from poseidon.comm.stale.protocol import Mode
 from poseidon.comm.stale.shard import Reply, Shard, Update, _Held
 
 _LACKS_NOTHING = 2**62  # the tag of a row that a worker has as it is, or has never asked for
@@ -59,18 +58,13 @@ class LazyShard(Shard):
                 older = torch.where(held.subscribed[:, rows], older, _LACKS_NOTHING)
             tags[:, rows] = older
 
-    def _advance(self, part: int, held: _Held) -> list[Reply]:
-        replies: list[Reply] = []
-        while held.state.is_behind:
-            if self.spec.entry is Entry.WHOLE_CLOCKS:
-                self._make(part, held)
-            held.state, answered = protocol.version_made(held.state)
-            for worker in range(self.spec.num_workers):
-                if worker != self._hub.rank and worker not in self._left:
-                    self._pending.setdefault((worker, part))
-            replies += self._answer(part, held, answered)
-            if self._hub.rank < self.spec.num_workers:  # nothing travels
-                replies.append(self._rows_below(part, held, self._hub.rank, _LACKS_NOTHING))
+    def _tell(self, part: int, held: _Held, waiting: Sequence[int]) -> list[Reply]:
+        for worker in range(self.spec.num_workers):
+            if worker != self._hub.rank and worker not in self._left:
+                self._pending.setdefault((worker, part))
+        replies = self._answer(part, held, waiting)
+        if self._hub.rank < self.spec.num_workers:  # nothing travels
+            replies.append(self._rows_below(part, held, self._hub.rank, _LACKS_NOTHING))
         return replies
 
     def _answer(self, part: int, held: _Held, workers: Sequence[int]) -> list[Reply]:

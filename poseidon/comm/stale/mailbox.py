@@ -106,7 +106,7 @@ class Mailbox:
         """Sends what may be sent now. Returns after how many seconds there may be more; None: not by itself."""
         while True:
             now_s = monotonic()
-            ready = [rank for rank in range(self.size) if self._has_room(rank)]
+            ready = [rank for rank in range(self.size) if rank != self.rank and self._has_room(rank)]
             letter = self._outgoing.take(ready, now_s)
             if letter is None:
                 return self._outgoing.due_s(now_s)

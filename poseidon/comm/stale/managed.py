@@ -32,7 +32,8 @@ from poseidon.comm.stale.outgoing import DeltaSource, InOrder, Letter, ValueSour
 from poseidon.transport.pacing import BURST_S, MIN_PIECE_BYTES, WIRE_SHARE, TokenBucket
 
 LETTER_BYTES = 32 << 10
-CHOSEN = 8
+CHOSEN = 8  # letters at least, when rows are chosen
+PASSES = 8  # over what waits, at most, until all of it has left
 TINY = 1e-12  # a row of zeros may still learn
 
 
@@ -195,7 +196,7 @@ class Managed:
 
     def _early(self, ready: Collection[int], *, near: bool) -> list[Letter]:
         """Some rows of a table, as many as one letter holds. To look at everything that waits costs a pass over it:
-        what CHOSEN letters hold is chosen at once."""
+        what several letters hold is chosen at once."""
         chosen = self._chosen[near]
         if not chosen:
             chosen.extend(self._choose(ready))
@@ -227,7 +228,8 @@ class Managed:
         owner_of = np.repeat(np.arange(len(sources)), [len(own) for own in rows])
         first = np.argsort(-np.concatenate(scores), kind="stable")
         room = np.cumsum(np.concatenate(sizes)[first])
-        first = first[: max(1, np.searchsorted(room, CHOSEN * LETTER_BYTES, "right"))]
+        most_bytes = max(CHOSEN * LETTER_BYTES, int(room[-1]) // PASSES)
+        first = first[: max(1, np.searchsorted(room, most_bytes, "right"))]
         return _in_letters(sources, owner_of[first], np.concatenate(rows)[first], [int(size[0]) for size in sizes])
 
     def _scores(self, table: int, waiting: Waiting) -> np.ndarray:

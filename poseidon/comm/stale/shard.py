@@ -160,12 +160,13 @@ class Shard:
         while held.state.is_behind:
             if self.spec.entry is Entry.WHOLE_CLOCKS:
                 self._make(part, held)
-            held.state, answered = protocol.version_made(held.state)
-            if self.spec.mode is Mode.PULL:
-                replies += self._answer(part, held, answered)
-            else:
-                replies += self._spread(part, held)
+            held.state, waiting = protocol.version_made(held.state)
+            replies += self._tell(part, held, waiting)
         return replies
+
+    def _tell(self, part: int, held: _Held, waiting: Sequence[int]) -> list[Reply]:
+        """What is sent because of a new version, for which some workers have been waiting."""
+        return self._answer(part, held, waiting) if self.spec.mode is Mode.PULL else self._spread(part, held)
 
     def _make(self, part: int, held: _Held) -> None:
         clock = held.state.version

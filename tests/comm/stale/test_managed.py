@@ -19,7 +19,7 @@ from poseidon.comm.stale.managed import (
     RowOrder,
     Unlimited,
 )
-from poseidon.comm.stale.outgoing import Letter, Waiting
+from poseidon.comm.stale.outgoing import InOrder, Letter, Waiting
 from poseidon.comm.stale.row_units import RowTable
 from poseidon.plan import Scheme
 from poseidon.run.managed_updates import ManagedUpdates
@@ -155,6 +155,28 @@ def test_what_must_go_goes_first_and_by_priority():
     scheduler.put(letter("late", priority=200))
     scheduler.put(letter("soon", priority=50))
     assert played(scheduler) == ["soon", "late", "0:0"]
+
+
+def test_nobody_is_asked_for_letters_to_itself():
+    """To find out that there are none, all that waits would be looked at."""
+
+    class Asked(InOrder):
+        def __init__(self):
+            super().__init__()
+            self.ready = []
+
+        def take(self, ready, now_s):
+            self.ready.append(set(ready))
+            return super().take(ready, now_s)
+
+    def act(transport):
+        outgoing = Asked()
+        Hub(transport, HubOptions(outgoing=outgoing)).close()
+        return outgoing.ready
+
+    for rank, asked in enumerate(run_workers(3, act, timeout_s=60)):
+        assert asked
+        assert all(ready <= {0, 1, 2} - {rank} for ready in asked)
 
 
 def test_rows_for_full_mailboxes_wait():
