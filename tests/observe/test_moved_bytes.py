@@ -33,6 +33,7 @@ def train(case: Case, plan: CommPlan, told: CommPlan | None = None) -> list[tupl
         for steps in (FIRST, STOP - FIRST):
             solver.step(steps)
             worker.updates.drain()
+            transport.barrier(60.0)  # all have what they need: nothing is left that a slow peer was waited for with
             counters.append(transport.bytes_sent + worker.updates.put_bytes)
         solver.step(1)  # which is not recorded
         worker.updates.drain()

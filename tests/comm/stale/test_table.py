@@ -217,16 +217,19 @@ def test_a_worker_that_finishes_early_is_waited_for_no_longer():
 
 
 def test_a_lost_worker_is_named_to_those_who_wait():
-    losses = []
+    losses: list[str] = []
+    everybody_is_here = threading.Barrier(3, timeout=60)
 
     def act(tables: Tables) -> None:
         table = tables.create("t", rows=4, width=2)
         table.get()
         table.inc(torch.ones(4, 2))
         if tables.rank == 1:
+            everybody_is_here.wait()
             raise ValueError("the cat sat on the cable")
-        table.clock()
+        everybody_is_here.wait()
         try:
+            table.clock()
             table.get()
         except PeerLost as problem:
             losses.append(str(problem))
