@@ -1,12 +1,14 @@
 """A limit on bandwidth against the wire: what each host's link counts per second, over what --bandwidth-limit allows.
 
-    sudo python -m bench.limit [--limit 200mbit] [--hosts 4] [--rate 1gbit] [--seconds 6] [--json OUT]
+    sudo python -m bench.limit [--limit 200mbit] [--hosts 4] [--rate 1gbit] [--seconds 12] [--json OUT]
 
-Emulated hosts (`bench/netlab.py`), real TCP, real training of a net that has more to send than the limit lets through:
-every scheme by force, notified puts, the modes of staleness, a server of its own. The link's own counters (tx_bytes and
-rx_bytes of eth0) are read while training runs; headers, acknowledgements and signs of life are in them. Nobody may use
-more than 1.05 of the limit, in either direction, and the busiest uses at least 0.95 of it. The busiest half second of
-any host is beside: many that send to one fill its buffers before they notice that it takes its time.
+Emulated hosts (`bench/netlab.py`), real TCP, real training of a net that has far more to send than to compute, so that
+the limit is what an iteration waits for: wide layers and two samples, or, where factors travel, narrow layers and many
+samples. Every scheme by force, notified puts, the modes of staleness, a server of its own. The link's own counters (of
+eth0) are read while training runs; acknowledgements and signs of life are in them, and the headers that a long packet
+gets when it is cut for the wire are added. Nobody may use more than 1.05 of the limit, in either direction, and the
+busiest uses at least 0.95 of it; where all workers do the same work (`even`), each of them does. The busiest half
+second of any host is beside: many that send to one fill its buffers before they notice that it takes its time.
 
 Small messages beside: how long a round table of 4 bytes takes meanwhile, in the median.
 """
@@ -26,7 +28,6 @@ from pathlib import Path
 
 import torch
 
-from bench.bytes import solver_of
 from bench.netlab import Lab, Links
 from poseidon.plan import Cluster, PlanRequest, Scheme, make_plan, parse_bandwidth
 from poseidon.run.distribute import DistributeOptions, distribute
@@ -36,6 +37,7 @@ from poseidon.run.profile import profile_net
 from poseidon.run.roundtable import Roundtable
 from poseidon.run.servers import serve_tables, workers_of
 from poseidon.solver import Solver
+from poseidon.spec import parse_net, parse_solver
 from poseidon.transport import Transport
 from poseidon.transport.c10d import C10dOptions, Master, connect
 from poseidon.transport.interface import choose_interface
@@ -43,31 +45,70 @@ from poseidon.transport.paced import PacedTransport
 from poseidon.transport.pacing import Pace
 
 ROOT = Path(__file__).resolve().parent.parent
-COUNTERS = [Path(f"/sys/class/net/eth0/statistics/{name}_bytes") for name in ("tx", "rx")]
+COUNTERS = [
+    [Path(f"/sys/class/net/eth0/statistics/{way}_{what}") for what in ("bytes", "packets")] for way in ("tx", "rx")
+]
+SEGMENT_BYTES, HEADER_BYTES = 1448, 66  # of TCP on Ethernet
 LEAST, MOST = 0.95, 1.05
 LOOK_S, WINDOW_S = 0.02, 0.5
-Moment = tuple[float, int, int]  # when, and what had been sent and received by then
+Moment = tuple[float, float, float]  # when, and what had been sent and received by then
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A stack of square layers. An iteration of RING sends 6 bytes per weight at 4 workers, one of FACTORS 24 bytes per
+    sample, layer and column."""
+
+    num_layers: int
+    width: int
+    batch: int
+
+    def solver(self) -> Solver:
+        text = "".join(
+            f"""layer {{ name: "{name}" type: "DummyData" top: "{name}" dummy_data_param {{
+                shape {{ dim: {self.batch} dim: {self.width} }} data_filler {{ type: "gaussian" }} }} }}"""
+            for name in ("fc0", "target")
+        )
+        for number in range(1, self.num_layers + 1):
+            text += f"""layer {{ name: "fc{number}" type: "InnerProduct" bottom: "fc{number - 1}" top: "fc{number}"
+                inner_product_param {{ num_output: {self.width} weight_filler {{ type: "xavier" }} }} }}"""
+        text += f"""layer {{ name: "loss" type: "EuclideanLoss" bottom: "fc{self.num_layers}" bottom: "target"
+            top: "loss" }}"""
+        param = parse_solver(
+            'base_lr: 1e-6 lr_policy: "fixed" max_iter: 999 random_seed: 1 snapshot_after_train: false'
+        )
+        param.net_param.CopyFrom(parse_net(text).net)
+        return Solver(param)
+
+
+WIDE = Load(num_layers=4, width=2048, batch=2)
+LONG = Load(num_layers=8, width=128, batch=2048)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
+    """`even`: all ranks send and receive alike."""
+
     request: PlanRequest
     options: DistributeOptions = field(default_factory=DistributeOptions)
+    load: Load = WIDE
+    even: bool = True
 
 
 def stale(consistency: str, servers: int = 0) -> Case:
+    """Managed mode looks for the most important rows while it sends: the quickest use more than the slowest."""
     options = DistributeOptions(staleness=2, consistency=consistency, servers=servers)
-    return Case(PlanRequest(scheme=Scheme.SERVER), options)
+    return Case(PlanRequest(scheme=Scheme.SERVER), options, even=servers == 0 and consistency != MANAGED)
 
 
 CASES = {
     "ring": Case(PlanRequest(scheme=Scheme.RING)),
     "doubling": Case(PlanRequest(scheme=Scheme.DOUBLING)),
     "server": Case(PlanRequest(scheme=Scheme.SERVER)),
-    "factors": Case(PlanRequest(scheme=Scheme.FACTORS)),
+    "factors": Case(PlanRequest(scheme=Scheme.FACTORS), load=LONG),
     "factor-server": Case(PlanRequest(scheme=Scheme.FACTOR_SERVER)),
     "gpi server": Case(PlanRequest(scheme=Scheme.SERVER, pattern="gpi")),
-    "gpi tree": Case(PlanRequest(scheme=Scheme.TREE, pattern="gpi")),
+    "gpi tree": Case(PlanRequest(scheme=Scheme.TREE, pattern="gpi"), even=False),
     **{name: stale(name) for name in ("ssp", "ssp-push", MANAGED)},
     "ssp-push+server": stale("ssp-push", servers=1),
 }
@@ -86,8 +127,9 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        """Trees have a root that sends more than others; nobody may exceed, and the busiest uses what it may."""
-        return LEAST <= max(self.sent[1], self.received[1]) <= MOST
+        busiest = max(self.sent[1], self.received[1])
+        idlest = min(self.sent[0], self.received[0]) if CASES[self.case].even else busiest
+        return busiest <= MOST and idlest >= LEAST
 
 
 class Watch:
@@ -108,7 +150,7 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(LOOK_S):
-            sent, received = (int(path.read_text()) for path in COUNTERS)
+            sent, received = (_on_the_wire(*(int(path.read_text()) for path in way)) for way in COUNTERS)
             self._moments.append((time.monotonic(), sent, received))
 
     def rates(self, begun_s: float, ended_s: float) -> list[float]:
@@ -122,6 +164,12 @@ class Watch:
             if moment[0] - inside[first][0] >= WINDOW_S:
                 peak = max(peak, *_between(inside[first], moment))
         return [*_between(inside[0], inside[-1]), peak]
+
+
+def _on_the_wire(num_bytes: int, num_packets: int) -> float:
+    """A packet of up to 64 KB leaves as many that have headers of their own; as if each were cut once too often."""
+    payload = num_bytes - HEADER_BYTES * num_packets
+    return num_bytes + HEADER_BYTES * payload / SEGMENT_BYTES
 
 
 def _between(before: Moment, after: Moment) -> list[float]:
@@ -146,6 +194,8 @@ def measure(options: argparse.Namespace) -> list[Result]:
         by_rank = everybody.gather(rates)
         least, most = by_rank.min(0).values.tolist(), by_rank.max(0).values.tolist()
         results.append(Result(name, most[2], (least[0], most[0]), (least[1], most[1]), meeting_s))
+        if rank == 0:
+            print(line_of(results[-1]), file=sys.stderr, flush=True)
     everybody.meet()
     wire.close()
     return results
@@ -158,7 +208,7 @@ def take_part(case: Case, wire: Transport, limit_bps: float, seconds: float) -> 
     if team is None:
         serve_tables(wire, options.servers, limit_bps)
         return 0.0, 0.0, 0.0
-    solver = solver_of(Scheme.RING)
+    solver = case.load.solver()
     profile = profile_net(solver.net, estimated_times(solver.net, 1e9))
     plan = make_plan(profile, Cluster((1,) * team.size, bandwidth_bps=limit_bps), case.request)
     with distribute(solver, team, plan, options, serving=wire if options.servers else None):
@@ -180,12 +230,19 @@ def _trained(solver: Solver, table: Roundtable, seconds: float) -> tuple[float, 
     return begun_s, ended_s, statistics.median(meetings)
 
 
+def line_of(result: Result) -> str:
+    sent, received = (f"{least:.3f} … {most:.3f}" for least, most in (result.sent, result.received))
+    verdict = "" if result.holds else f"   outside {LEAST} … {MOST}"
+    line = f"{result.case:16} sent {sent}   received {received}   busiest {result.peak:.3f}"
+    return f"{line}   meeting {result.meeting_s * 1e3:6.1f} ms{verdict}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", default="200mbit")
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
@@ -209,10 +266,7 @@ def main() -> int:
     hosts = f"{options.hosts} hosts at {options.rate}"
     print(f"limit {options.limit}, {hosts}: used of it, least and most of all hosts; in the busiest half second")
     for result in results:
-        sent, received = (f"{least:.3f} … {most:.3f}" for least, most in (result.sent, result.received))
-        verdict = "" if result.holds else f"   outside {LEAST} … {MOST}"
-        line = f"{result.case:16} sent {sent}   received {received}   busiest {result.peak:.3f}"
-        print(f"{line}   meeting {result.meeting_s * 1e3:6.1f} ms{verdict}")
+        print(line_of(result))
     if options.json is not None:
         options.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n")
     return 0 if all(result.holds for result in results) else 1

@@ -84,7 +84,7 @@ def whole_steps(quick: bool) -> list[Ratio]:
 
 def watching_a_run(quick: bool) -> list[Ratio]:
     torch.set_num_threads(1)
-    asked = options(turns=3 if quick else 15, steps=40, threads=1)
+    asked = options(turns=8 if quick else 30, steps=100, threads=1)
     with tempfile.TemporaryDirectory(prefix="bench-watching-") as folder:
         return [
             Ratio(

@@ -126,7 +126,7 @@ def until_accurate(solver: Solver, task: Task) -> dict[str, Any]:
 
     def listen(event: events.Event) -> None:
         if isinstance(event, events.TestDone):
-            accuracy = next(output.value for output in event.outputs if output.name == "accuracy")
+            accuracy = next(output.value for output in event.outputs if output.blob == "accuracy")
             tests.append((event.iteration, float(accuracy)))
 
     def is_reached() -> bool:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import pytest
 from hypothesis import settings
 
+from poseidon.transport import inproc
 from tests.workers import worker_pool
 
 __all__ = ["worker_pool"]
@@ -26,6 +30,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in rest]
 
 
+def pytest_collection_finish() -> None:
+    """Ten thousand tests and all modules stay until the end: the garbage collector need not look at them each time."""
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    inproc.CORE = cores[int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % len(cores)]
     config.addinivalue_line("markers", "full: run by ./test.sh --full only")
     config.addinivalue_line("markers", "xdist_group(name): tests that share a pool of processes stay on one worker")

@@ -12,6 +12,7 @@ It ends when its pipe does. Only functions of this test suite can be called.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -24,6 +25,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch._dynamo  # which makers of optimizers import: seconds, so not in every worker again
 import torch.distributed as dist
 
 
@@ -53,10 +55,13 @@ def serve(jobs_fd: int, answers_fd: int) -> None:
         for line in jobs:
             answers.write(json.dumps(answer(json.loads(line))) + "\n")
             answers.flush()
+            gc.collect()  # transports have cycles, and threads that wake up now and then
 
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end leave nothing behind
+    gc.collect()
+    gc.freeze()
     with socket.socket(fileno=int(sys.argv[1])) as requests:
         while True:
             message, fds, _, _ = socket.recv_fds(requests, 1, 2)

@@ -27,8 +27,9 @@ from poseidon.plan.bundles import Bundle, bundles_of
 from poseidon.plan.cluster import Cluster
 from poseidon.plan.commplan import GPI, CommPlan, Scheme, Send, Unit
 from poseidon.plan.cost import Cost, CostModel
+from poseidon.plan.drafts import Draft, Drafts, Piece
 from poseidon.plan.link import operation
-from poseidon.plan.order import Draft, Order, Piece, cut, fuse, needed_order, num_pieces, ready_order
+from poseidon.plan.order import Order, needed_order, ready_order
 from poseidon.plan.profile import NetProfile, ParamProfile
 from poseidon.plan.request import PlanRequest, allowed_schemes
 from poseidon.plan.simulate import Job, Passes, in_two_legs, iteration_seconds
@@ -129,7 +130,8 @@ class Search:
         self._model = CostModel(cluster, request.wire, request.pattern)
         self._passes = Passes(profile)
         self._barrier = profile.needs_all_gradients
-        self._in_two = in_two_legs(request.pattern, self._barrier)
+        self._drafts = Drafts(bundles, self._model, in_two=in_two_legs(request.pattern, self._barrier))
+        self._doubles: dict[Draft, Draft] = {}
         self._compute_s = profile.compute_s
         self._costs = [{scheme: self._model.cost(scheme, b.load) for scheme in request.ways_of(b)} for b in bundles]
         asked = allowed_schemes(bundles, request)
@@ -247,15 +249,14 @@ class Search:
     # -- playing ----------------------------------------------------------------------------------------------------
     def _best_layout(self, schemes: Schemes, layouts: Sequence[Layout], best: Trial | None = None) -> Trial:
         """The best with these schemes, or `best` if none is better."""
-        played: set[tuple[tuple[tuple[str, int], ...], tuple[int, ...]]] = set()
+        played: set[tuple[tuple[Draft, ...], tuple[int, ...]]] = set()
         for fuse_bytes, fused_alike in itertools.groupby(layouts, key=lambda layout: layout.fuse_bytes):
-            drafts = fuse(self._bundles, schemes, fuse_bytes, self._model)
-            members = tuple((draft.params[0].name, len(draft.params)) for draft in drafts)
+            drafts = self._drafts.fused(schemes, fuse_bytes)
             for chunk_bytes, cut_alike in itertools.groupby(fused_alike, key=lambda layout: layout.chunk_bytes):
                 counts = tuple(self._num_pieces(draft, chunk_bytes) for draft in drafts)
-                if (members, counts) in played:
+                if (drafts, counts) in played:
                     continue
-                played.add((members, counts))
+                played.add((drafts, counts))
                 for layout in cut_alike:
                     for candidate in self._with_doubling(drafts, counts):
                         if best is not None and self._link_bound_s(candidate, counts) > best.rank.iteration_s:
@@ -284,6 +285,11 @@ class Search:
         return [drafts] if other == drafts else [drafts, other]
 
     def _doubled(self, draft: Draft) -> Draft:
+        if draft not in self._doubles:
+            self._doubles[draft] = self._make_double(draft)
+        return self._doubles[draft]
+
+    def _make_double(self, draft: Draft) -> Draft:
         """By DOUBLING if that is over sooner, even if its bytes are counted twice: others wait for the link as well."""
         may_double = all(self._may_double[self._of_param[param.name]] for param in draft.params)
         num_bytes = draft.load.num_elems * draft.load.elem_bytes
@@ -296,15 +302,13 @@ class Search:
         return replace(draft, scheme=Scheme.DOUBLING, cost=cost)
 
     def _num_pieces(self, draft: Draft, chunk_bytes: float) -> int:
-        return 1 if self._request.keeps_whole(draft.scheme) else num_pieces(draft, chunk_bytes)
+        return 1 if self._request.keeps_whole(draft.scheme) else self._drafts.num_pieces(draft, chunk_bytes)
 
     def _play(self, schemes: Schemes, layout: Layout, drafts: tuple[Draft, ...], counts: Sequence[int]) -> Trial:
         in_flight = self._request.in_flight
         assert in_flight is not None
-        pieces = [
-            cut(unit, draft, number, in_two=self._in_two)
-            for unit, (draft, number) in enumerate(zip(drafts, counts, strict=True))
-        ]
+        parts = zip(drafts, counts, strict=True)
+        pieces = [self._drafts.pieces(draft, unit, number) for unit, (draft, number) in enumerate(parts)]
         places = [draft.place for draft in drafts]
         if layout.order is Order.READY:
             order = ready_order(pieces, places)

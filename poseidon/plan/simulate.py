@@ -21,9 +21,9 @@ from itertools import accumulate
 
 from poseidon.plan.commplan import COLLECTIVE, CommPlan, Scheme
 from poseidon.plan.cost import CostModel, Load
+from poseidon.plan.drafts import Piece, piece_of
 from poseidon.plan.fits import check_fits
 from poseidon.plan.link import Entrance, Link
-from poseidon.plan.order import Piece, piece_of
 from poseidon.plan.profile import NetProfile
 from poseidon.plan.traffic import Moved, Traffic
 

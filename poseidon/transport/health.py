@@ -42,8 +42,8 @@ MAX_REASON_CHARS = 2000
 
 @dataclass(frozen=True, slots=True)
 class HealthOptions:
-    interval_s: float = 1.0
-    limit_s: float = 6.0
+    interval_s: float = 0.5
+    limit_s: float = 5.0
 
 
 @dataclass(frozen=True, slots=True)

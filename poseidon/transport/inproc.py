@@ -301,6 +301,11 @@ def _sum_in_rank_order(entries: list[_Entry]) -> None:
         entry.tensor.copy_(total)
 
 
+CORE: int | None = None
+"""Where all threads of `run_workers` stay; None: anywhere. Python runs one of them at a time, and to hand over to one
+on another core takes longer than the layers of a small net."""
+
+
 def run_workers(
     size: int,
     function: Callable[[InprocTransport], T],
@@ -324,6 +329,8 @@ def run_workers(
     ended: SimpleQueue[int] = SimpleQueue()
 
     def work(rank: int) -> None:
+        if CORE is not None:
+            os.sched_setaffinity(0, {CORE})  # of this thread, and those it starts
         transport = InprocTransport(switch, rank)
         try:
             results[rank] = function(transport)

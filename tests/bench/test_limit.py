@@ -8,17 +8,19 @@ from bench.limit import CASES, Result, Watch
 
 
 @pytest.mark.parametrize(
-    ("sent", "received", "holds"),
+    ("case", "sent", "received", "holds"),
     [
-        ((0.96, 1.01), (0.96, 1.04), True),
-        ((0.30, 0.96), (0.30, 0.60), True),  # a root has more to do than leaves
-        ((0.96, 1.06), (0.96, 1.01), False),  # more than was allowed
-        ((0.96, 1.01), (0.96, 1.06), False),
-        ((0.90, 0.94), (0.90, 0.94), False),  # nobody used what it might have
+        ("ring", (0.96, 1.01), (0.96, 1.04), True),
+        ("ring", (0.96, 1.06), (0.96, 1.01), False),  # more than was allowed
+        ("ring", (0.96, 1.01), (0.96, 1.06), False),
+        ("ring", (0.90, 1.01), (0.96, 1.02), False),  # one worker did not use what it might have
+        ("gpi tree", (0.30, 0.96), (0.30, 0.60), True),  # a root has more to do than leaves
+        ("gpi tree", (0.30, 0.94), (0.30, 0.94), False),
+        ("ssp-push+server", (0.30, 0.99), (0.30, 0.99), True),
     ],
 )
-def test_verdicts(sent, received, holds):
-    assert Result("ring", 1.2, sent, received, 0.01).holds is holds
+def test_verdicts(case, sent, received, holds):
+    assert Result(case, 1.2, sent, received, 0.01).holds is holds
 
 
 def watched(rates: list[float], step_s: float = 0.1) -> Watch:

@@ -55,8 +55,8 @@ def test_faulty(clause, seed):
 @every_clause
 @pytest.mark.parametrize(("limit_bps", "piece_bytes"), [(400e6, 4096), (50e9, 64)])
 def test_paced(clause, limit_bps, piece_bytes, monkeypatch):
-    if clause is contract.collectives_agree_with_loops:
-        piece_bytes = 4096  # its messages are long
+    if clause in (contract.collectives_agree_with_loops, contract.collectives_side_by_side):
+        piece_bytes = 4096  # their messages are long
     monkeypatch.setattr("poseidon.transport.pacing.MAX_PIECE_BYTES", piece_bytes)
     answers = run_workers(3, lambda transport: clause(PacedTransport(transport, Pace(limit_bps))))
     assert all(answer == answers[0] for answer in answers)

@@ -176,10 +176,15 @@ class LazyUpdates(OwnUpdates):
         firsts = np.array([span.first for span in spec.spans])
         owners = np.array([span.owner for span in spec.spans])[np.searchsorted(firsts, rows, side="right") - 1]
         rows, owners = rows[owners != without], owners[owners != without]
-        places = torch.from_numpy(rows)
-        magnitudes = torch.linalg.vector_norm(self.unsent[places], dim=1).numpy()
-        weights = torch.linalg.vector_norm(self.values[places], dim=1).numpy()
+        magnitudes, weights = _norms(self.unsent, rows), _norms(self.values, rows)
         return Waiting(rows, owners, magnitudes, weights, self._since[rows], row_bytes)
+
+
+def _norms(table: Tensor, rows: np.ndarray) -> np.ndarray:
+    """Of some rows. Those of all are sooner there than a copy of many of them would be."""
+    many = 4 * len(rows) >= len(table)
+    norms: np.ndarray = torch.linalg.vector_norm(table if many else table[torch.from_numpy(rows)], dim=1).numpy()
+    return norms[rows] if many else norms
 
 
 class LazyTable:

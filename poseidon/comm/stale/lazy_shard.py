@@ -17,7 +17,6 @@ from torch import Tensor
 from poseidon.comm.stale.forms import rows_of, rows_payload
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
-from poseidon.comm.stale.managed import LETTER_BYTES
 from poseidon.comm.stale.message import Form, Kind, Message
 from poseidon.comm.stale.outgoing import Letter
 from poseidon.comm.stale.protocol import Mode
@@ -93,7 +92,7 @@ class LazyShard(Shard):
     def num_pending(self) -> int:
         return len(self._pending)
 
-    def letters_to(self, ready: Collection[int]) -> list[Letter]:
+    def letters_to(self, ready: Collection[int], letter_bytes: int) -> list[Letter]:
         """The rows that some worker has lacked longest, as many as one letter holds."""
         for worker, part in list(self._pending):
             held = self._parts[part]
@@ -103,7 +102,7 @@ class LazyShard(Shard):
                 del self._pending[worker, part]
             if worker in self._left or worker not in ready:
                 continue
-            count = max(1, LETTER_BYTES // (4 + self.spec.row_bytes))
+            count = max(1, letter_bytes // (4 + self.spec.row_bytes))
             if num_lacking <= count:
                 reply = self._rows_below(part, held, worker, _LACKS_NOTHING)
             else:

@@ -7,8 +7,9 @@ none waits and the budget allows, something goes that need not go yet, in turns:
     pending values  the newest values of a part, to a worker that has older ones
 
 Both are made at the moment they leave: a row that waited through several clocks takes the sum of its deltas along in
-one piece, and values that were overtaken by newer ones never travel. Letters are short (LETTER_BYTES), so what becomes
-urgent meanwhile waits for one of them at most.
+one piece, and values that were overtaken by newer ones never travel. Letters are short, so what becomes urgent
+meanwhile waits for one of them at most: PIECE_S of the budget, but no less than LETTER_BYTES, below which making
+letters would take longer than sending them.
 
     importance    |Δ| / |w| of the row, largest first        fifo     the row that has waited longest
     random        any, drawn from a seed                     fixed    by number, round and round
@@ -29,9 +30,10 @@ from typing import Protocol
 import numpy as np
 
 from poseidon.comm.stale.outgoing import DeltaSource, InOrder, Letter, ValueSource, Waiting
-from poseidon.transport.pacing import BURST_S, MIN_PIECE_BYTES, WIRE_SHARE, TokenBucket
+from poseidon.transport.pacing import BURST_S, MIN_PIECE_BYTES, PIECE_S, WIRE_SHARE, TokenBucket
 
 LETTER_BYTES = 32 << 10
+MOST_LETTER_BYTES = 240 << 10  # one slot of a mailbox holds it
 CHOSEN = 8  # letters at least, when rows are chosen
 PASSES = 8  # over what waits, at most, until all of it has left
 TINY = 1e-12  # a row of zeros may still learn
@@ -47,7 +49,10 @@ class RowOrder(enum.Enum):
 
 
 class Allowance(Protocol):
-    """How much may be sent."""
+    """How much may be sent, and in what portions."""
+
+    @property
+    def letter_bytes(self) -> int: ...
 
     def delay_s(self, now_s: float) -> float | None:
         """Seconds until something may be sent; 0: now. None: time alone does not help."""
@@ -56,6 +61,10 @@ class Allowance(Protocol):
 
 
 class Unlimited:
+    @property
+    def letter_bytes(self) -> int:
+        return LETTER_BYTES
+
     def delay_s(self, now_s: float) -> float | None:
         return 0.0
 
@@ -70,6 +79,10 @@ class PerSecond:
         rate = limit_bps / 8
         self._bucket: TokenBucket | None = None
         self._rate, self._burst = rate, max(rate * BURST_S, MIN_PIECE_BYTES)
+
+    @property
+    def letter_bytes(self) -> int:
+        return int(min(max(LETTER_BYTES, self._rate * PIECE_S), MOST_LETTER_BYTES))
 
     def delay_s(self, now_s: float) -> float | None:
         return self._at(now_s).delay(now_s)
@@ -95,6 +108,10 @@ class PerClock:
     def __init__(self, num_bytes: float) -> None:
         self._per_clock = num_bytes
         self._left = num_bytes
+
+    @property
+    def letter_bytes(self) -> int:
+        return LETTER_BYTES
 
     def tick(self) -> None:
         self._left = min(self._left + self._per_clock, self._per_clock)
@@ -148,8 +165,9 @@ class Managed:
         return letter
 
     def _spare(self, ready: Collection[int], now_s: float, *, near: bool) -> Letter | None:
-        """Something that need not go yet, if nothing that must go waits for the same way."""
-        if not ready or any((rank in self._neighbours) == near for rank in self._must.targets()):
+        """Something that need not go yet. What must go waits, if at all, for a mailbox that is full: others' are not
+        held up for that."""
+        if not ready:
             return None
         for _ in range(2):
             self._values_turn = not self._values_turn
@@ -189,7 +207,7 @@ class Managed:
         for _ in range(len(self._values)):
             source = self._values[0]
             self._values.rotate(-1)
-            letters = source.letters_to(ready)
+            letters = source.letters_to(ready, self.allowance.letter_bytes)
             if letters:
                 return letters
         return []
@@ -228,9 +246,11 @@ class Managed:
         owner_of = np.repeat(np.arange(len(sources)), [len(own) for own in rows])
         first = np.argsort(-np.concatenate(scores), kind="stable")
         room = np.cumsum(np.concatenate(sizes)[first])
-        most_bytes = max(CHOSEN * LETTER_BYTES, int(room[-1]) // PASSES)
+        letter_bytes = self.allowance.letter_bytes
+        most_bytes = max(CHOSEN * letter_bytes, int(room[-1]) // PASSES)
         first = first[: max(1, np.searchsorted(room, most_bytes, "right"))]
-        return _in_letters(sources, owner_of[first], np.concatenate(rows)[first], [int(size[0]) for size in sizes])
+        counts = [max(1, letter_bytes // int(size[0])) for size in sizes]
+        return _in_letters(sources, owner_of[first], np.concatenate(rows)[first], counts)
 
     def _scores(self, table: int, waiting: Waiting) -> np.ndarray:
         """Of every row that waits: the highest goes first."""
@@ -248,15 +268,15 @@ class Managed:
 
 
 def _in_letters(
-    sources: Sequence[DeltaSource], tables: np.ndarray, rows: np.ndarray, row_bytes: Sequence[int]
+    sources: Sequence[DeltaSource], tables: np.ndarray, rows: np.ndarray, counts: Sequence[int]
 ) -> list[tuple[DeltaSource, np.ndarray]]:
-    """Rows in the order of their importance, each of one of the tables, as letters in the order of their first rows."""
+    """Rows in the order of their importance, each of one of the tables, as letters in the order of their first rows;
+    so many rows to a letter, by table."""
     found: list[tuple[int, DeltaSource, np.ndarray]] = []
     for table in np.unique(tables):
         places = np.flatnonzero(tables == table)
-        count = max(1, LETTER_BYTES // row_bytes[table])
-        for start in range(0, len(places), count):
-            letter = places[start : start + count]
+        for start in range(0, len(places), counts[table]):
+            letter = places[start : start + counts[table]]
             found.append((int(letter[0]), sources[table], rows[letter]))
     found.sort(key=lambda entry: entry[0])
     return [(source, letter) for _, source, letter in found]

@@ -109,7 +109,7 @@ class ValueSource(Protocol):
 
     def num_pending(self) -> int: ...
 
-    def letters_to(self, ready: Collection[int]) -> list[Letter]:
+    def letters_to(self, ready: Collection[int], letter_bytes: int) -> list[Letter]:
         """Newer values for one of these workers that has older ones, a letter of them; none: nobody has."""
 
 
@@ -170,10 +170,6 @@ class InOrder:
 
     def know(self, neighbours: Collection[int]) -> None:
         """All are alike."""
-
-    def targets(self) -> list[int]:
-        """Ranks to which letters wait."""
-        return [to for to, queue in self._queues.items() if queue]
 
 
 def empty_waiting(row_bytes: int) -> Waiting:

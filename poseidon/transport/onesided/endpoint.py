@@ -382,6 +382,7 @@ class SocketEndpoint:
         """Says goodbye behind everything else, and waits for it to be out, as long as anything leaves at all."""
         for link in self._links.values():
             if not link.has_left:
+                link.is_told = True
                 self._reactor.say(link, header(BYE), queue=NUM_QUEUES)
         deadline_s, num_left = time.monotonic() + FAREWELL_S, -1
         while time.monotonic() < deadline_s and self._board.error is None:

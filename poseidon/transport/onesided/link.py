@@ -100,6 +100,7 @@ class Link:
         self.is_resting = False  # until the budget allows more; the reactor's
         self.heard_s = self.said_s = time.monotonic()
         self.has_left = False
+        self.is_told = False  # that we leave: it may end the connection whenever it likes
         self.is_closed = False
         self.has_more = False  # to be read, than a turn allowed
         self.sizes: dict[int, int] = {}

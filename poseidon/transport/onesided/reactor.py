@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -75,10 +76,12 @@ class Reactor:
         self._thread.start()
 
     def keep_to(self, pace: Pace, name: str) -> None:
-        """From now on, links to other hosts keep to a budget."""
+        """From now on, links to other hosts keep to a budget. The kernel takes in no more than is read soon: many
+        senders would else fill its buffers before they notice."""
         self._alarm = Alarm(name)
         for link in self._links.values():
             if link.peer_file is None:
+                link.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, pace.piece_bytes)
                 link.pace = pace
 
     def arm(self, link: Link) -> None:
@@ -171,14 +174,14 @@ class Reactor:
             self._rearm(link)
 
     def _end_link(self, link: Link, reason: str) -> None:
-        """A connection is over. That is a loss, unless the peer has said goodbye."""
+        """A connection is over. That is a loss, unless one of the two has said goodbye."""
         with self._arming, contextlib.suppress(OSError, ValueError):  # closed meanwhile
             self._epoll.unregister(link.fd)
         self._lose_link(link, reason)
         self._end_sending(link)
 
     def _lose_link(self, link: Link, reason: str) -> None:
-        if not link.has_left and not self._is_closing:
+        if not (link.has_left or link.is_told or self._is_closing):
             self._lose(link.rank, reason)
 
     def _end_sending(self, link: Link) -> None:

@@ -95,7 +95,6 @@ def check_reads(
 @pytest.mark.parametrize("order", list(RowOrder), ids=lambda order: order.value)
 def test_every_read_has_what_it_must(order, staleness, by_rows, monkeypatch):
     monkeypatch.setattr("poseidon.comm.stale.managed.LETTER_BYTES", 64)
-    monkeypatch.setattr("poseidon.comm.stale.lazy_shard.LETTER_BYTES", 64)
     options = ManagedOptions(order, seed=staleness)
     check_reads(staleness, staleness, options, by_rows, one=1.0, tolerance=0.0)
 
@@ -224,7 +223,7 @@ def test_early_values_are_short_however_many_rows_are_as_old():
             shard.receive(worker, Message(Kind.DELTA, 0, part, 0, 2, Form.NOTHING, ends=True))
         lengths = []
         while transport.rank == 0 and shard.num_pending():
-            letters = shard.letters_to([1])
+            letters = shard.letters_to([1], LETTER_BYTES)
             lengths += [entry.num_bytes for entry in letters]
         assert transport.rank or len(lengths) >= num_rows * width * 4 / LETTER_BYTES
         assert transport.rank or max(lengths) <= LETTER_BYTES + 200

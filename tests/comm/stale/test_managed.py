@@ -179,11 +179,31 @@ def test_nobody_is_asked_for_letters_to_itself():
         assert all(ready <= {0, 1, 2} - {rank} for ready in asked)
 
 
+@pytest.mark.parametrize(
+    ("limit_bps", "num_bytes"), [(1e6, 32 << 10), (200e6, 125_000), (10e9, 240 << 10)], ids=["least", "5 ms", "most"]
+)
+def test_a_letter_takes_five_milliseconds_of_the_budget(limit_bps, num_bytes):
+    """Within limits. Rows are of 1000 bytes."""
+    scheduler = managed(RowOrder.FIFO, allowance=PerSecond(limit_bps))
+    source = Rows(0, [1.0] * 1000, [1.0] * 1000, range(1000), row_bytes=1000)
+    scheduler.register(source)
+    played(scheduler, most=1)
+    assert 1000 - source.num_waiting() == num_bytes // 1000
+
+
 def test_rows_for_full_mailboxes_wait():
     scheduler = managed(RowOrder.IMPORTANCE)
     scheduler.register(Rows(0, [1.0], [1.0], [0]))
     assert played(scheduler, ready=(2, 3)) == []
     assert played(scheduler, ready=(1,)) == ["0:0"]
+
+
+def test_a_full_mailbox_holds_up_nobody_else():
+    scheduler = managed(RowOrder.IMPORTANCE, allowance=PerSecond(200e6))
+    scheduler.register(Rows(0, [1.0], [1.0], [0]))
+    scheduler.put(letter("must", to=2))
+    assert played(scheduler, ready=(1,)) == ["0:0"]
+    assert played(scheduler, ready=(1, 2), now_s=1.0) == ["must"]
 
 
 def test_a_budget_per_second_holds_everything_up():

@@ -183,8 +183,11 @@ def test_a_worker_that_gives_up_is_named_to_all(kind):
     def act(end, transport):
         transport.barrier(10)
         if end.rank == 1:
+            for rank in (0, 2):  # which have passed the barrier
+                end.waitsome([4 + rank], 20.0)
             end.abort("the cat sat on the cable")
             return None
+        end.notify(1, Note(4 + end.rank, 1))
         with pytest.raises(PeerLost, match=r"rank 1 .*gave up: the cat sat on the cable") as caught:
             end.waitsome([1], 20.0)
         with pytest.raises(PeerLost):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 
+from poseidon.errors import TransportTimeout
 from poseidon.transport.onesided import Note, Spot
 from poseidon.transport.pacing import Pace
 from tests.transport.onesided.ends import on_each
@@ -42,3 +45,25 @@ def exchange(endpoint, transport):
 @pytest.mark.parametrize("kind", ["tcp", "shared memory"])
 def test_everything_arrives_and_nobody_is_lost(kind):
     assert on_each(kind, 3, exchange) == [True] * 3
+
+
+def test_what_one_that_leaves_has_still_to_send_arrives_whoever_else_leaves():
+    """Rank 2 says goodbye while much of a put to rank 0 waits for its budget; rank 1 hears that, and ends at once."""
+    num_bytes = 4 << 20
+
+    def act(end, transport):
+        memory = end.allocate(0, num_bytes)
+        transport.barrier(10)
+        if end.rank == 2:
+            end.keep_to(Pace(64e6))  # half a second
+            end.write_notify(torch.ones(num_bytes, dtype=torch.uint8), Spot(0, 0), Note(0, 1))
+        elif end.rank == 1:
+            while end.health()[2]:
+                with contextlib.suppress(TransportTimeout):
+                    end.waitsome([1], 0.05)
+        else:
+            end.waitsome([0], 20.0)
+            return int(memory.sum())
+        return None
+
+    assert on_each("tcp", 3, act) == [num_bytes, None, None]

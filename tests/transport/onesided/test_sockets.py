@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import socket
@@ -217,6 +218,7 @@ def test_nothing_stays_open(kind):
         transport.barrier(10)
 
     on_each(kind, 2, act)
+    gc.collect()  # what earlier tests have left
     before = len(os.listdir("/proc/self/fd"))
     on_each(kind, 2, act)
     assert len(os.listdir("/proc/self/fd")) == before
