@@ -180,7 +180,8 @@ def stop_for_a_while(seat: Seat) -> str | None:
         if seat.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)
         try:
-            transport.all_reduce(torch.ones(10)).wait()
+            transport.all_reduce(torch.ones(10)).wait()  # what it needed of the others may have arrived while it slept
+            transport.barrier(30.0)
         except TransportError as error:
             if seat.rank == 0:
                 os.kill(pids[1], signal.SIGCONT)
