@@ -139,6 +139,8 @@ class Lab:
 
     def _build(self) -> None:
         _do("ip", "netns", "add", self.switch)
+        # A switch has no firewall; -e: nor has every kernel one for bridges.
+        _do("ip", "netns", "exec", self.switch, "sysctl", "-eqw", "net.bridge.bridge-nf-call-iptables=0")
         _do("ip", "-n", self.switch, "link", "add", "br0", "type", "bridge")
         _do("ip", "-n", self.switch, "link", "set", "br0", "up")
         for index in range(self.num_hosts):

@@ -53,7 +53,9 @@ class Conductor(ABC, Generic[AnyProgress]):
         self._apply = apply
         self._listener = listener
         self._listening = threading.Lock()
-        self._changed = threading.Condition()  # guards everything below, and all progress
+        lock = threading.RLock()  # guards everything below, and all progress
+        self._changed = threading.Condition(lock)  # told to the threads of a scheduler
+        self._arrived = threading.Condition(lock)  # told to those who compute: all else need not wake them
         self._awaited: int | None = None  # the unit that the compute thread waits for
         self._is_failing = False
         self._failure: BaseException | None = None
@@ -94,7 +96,7 @@ class Conductor(ABC, Generic[AnyProgress]):
         with self._changed:
             self._awaited = unit
             while not (progress.is_over or self._has_ended):
-                self._changed.wait()
+                self._arrived.wait()
             self._awaited = None
             self._raise_failure()
             if not progress.is_over:
@@ -112,7 +114,7 @@ class Conductor(ABC, Generic[AnyProgress]):
     def wait_reduced(self) -> list[Part]:
         """Behind a barrier: waits for all sums that this worker applies the rule to, and returns their parts."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended or all(map(self._is_reduced, self._units.values())))
+            self._arrived.wait_for(lambda: self._has_ended or all(map(self._is_reduced, self._units.values())))
             self._raise_failure()
             if self._closed:
                 raise TransportError("gradients were on their way when communication was closed")
@@ -121,6 +123,11 @@ class Conductor(ABC, Generic[AnyProgress]):
     @property
     def _has_ended(self) -> bool:
         return self._closed or self._failure is not None
+
+    def _tell_end(self) -> None:
+        """The lock is held."""
+        self._changed.notify_all()
+        self._arrived.notify_all()
 
     def _tell(self, event: CommEvent) -> None:
         if self._listener is not None:
@@ -144,7 +151,7 @@ class Conductor(ABC, Generic[AnyProgress]):
         finally:
             with self._changed:
                 self._failure = placed(problem, place)
-                self._changed.notify_all()
+                self._tell_end()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:

@@ -86,7 +86,7 @@ class Scheduler(Conductor[_Sends]):
         """A finisher that waits for the transport is not waited for: it ends with its operation, or with that."""
         with self._changed:
             self._closed = True
-            self._changed.notify_all()
+            self._tell_end()
         self._starter.join()
         with self._changed:
             self._drop_jobs()
@@ -187,7 +187,7 @@ class Scheduler(Conductor[_Sends]):
         if self.plan.barrier:
             with self._changed:
                 self._units[send.unit].held[send] = parts
-                self._changed.notify_all()
+                self._arrived.notify_all()
         else:
             self._finish(send, parts)
 
@@ -210,7 +210,7 @@ class Scheduler(Conductor[_Sends]):
         if is_last:
             with self._changed:
                 progress.done = progress.iteration
-                self._changed.notify_all()
+                self._arrived.notify_all()
 
     def _spread(self, send: Send, exchange: Exchange) -> None:
         """Brings owners' new values when it is this Send's turn; not at all if everything is ending."""

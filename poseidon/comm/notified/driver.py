@@ -163,7 +163,7 @@ class NotifiedScheduler(Conductor[_Unit]):
         with self._changed:
             self._closed = True
             self._jobs.clear()
-            self._changed.notify_all()
+            self._tell_end()
         with contextlib.suppress(TransportError):  # somebody is lost: the progress thread has ended by itself
             self._endpoint.notify(self._rank, Note(WAKE_ID, 1))
         self._thread.join()
@@ -267,7 +267,7 @@ class NotifiedScheduler(Conductor[_Unit]):
             return
         with self._changed:
             self._units[unit].held[flow] = parts
-            self._changed.notify_all()
+            self._arrived.notify_all()
 
     def _apply_parts(self, unit: int, key: int, parts: list[Part]) -> None:
         entry = self._units[unit]
@@ -319,7 +319,7 @@ class NotifiedScheduler(Conductor[_Unit]):
             with self._changed:
                 entry.done = entry.iteration
                 if self._awaited == unit:
-                    self._changed.notify_all()
+                    self._arrived.notify_all()
 
     def _check_left(self) -> None:
         """A peer has left in peace. That is a loss if something is still expected from it."""
