@@ -30,10 +30,13 @@ from typing import Protocol
 import numpy as np
 
 from poseidon.comm.stale.outgoing import DeltaSource, InOrder, Letter, ValueSource, Waiting
-from poseidon.transport.pacing import BURST_S, MIN_PIECE_BYTES, PIECE_S, WIRE_SHARE, TokenBucket
+from poseidon.transport.pacing import MIN_PIECE_BYTES, PIECE_S, WIRE_SHARE, TokenBucket
 
 LETTER_BYTES = 32 << 10
 MOST_LETTER_BYTES = 240 << 10  # one slot of a mailbox holds it
+# So much of the budget may be handed to links at once, when this thread was kept from its work for a while: they keep to
+# the limit themselves, and from then on have something to send while it is kept from its work again.
+AHEAD_S = 0.1
 CHOSEN = 8  # letters at least, when rows are chosen
 PASSES = 8  # over what waits, at most, until all of it has left
 TINY = 1e-12  # a row of zeros may still learn
@@ -78,7 +81,7 @@ class PerSecond:
     def __init__(self, limit_bps: float) -> None:
         rate = limit_bps / 8
         self._bucket: TokenBucket | None = None
-        self._rate, self._burst = rate, max(rate * BURST_S, MIN_PIECE_BYTES)
+        self._rate, self._burst = rate, max(rate * AHEAD_S, MIN_PIECE_BYTES)
 
     @property
     def letter_bytes(self) -> int:
