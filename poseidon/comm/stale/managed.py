@@ -34,8 +34,8 @@ from poseidon.transport.pacing import MIN_PIECE_BYTES, PIECE_S, WIRE_SHARE, Toke
 
 LETTER_BYTES = 32 << 10
 MOST_LETTER_BYTES = 240 << 10  # one slot of a mailbox holds it
-# So much of the budget may be handed to links at once, when this thread was kept from its work for a while: they keep to
-# the limit themselves, and from then on have something to send while it is kept from its work again.
+# So much of the budget may be handed to links at once, when this thread was kept from its work for a while. They keep
+# to the limit themselves, and have something to send when it is kept from its work again.
 AHEAD_S = 0.1
 CHOSEN = 8  # letters at least, when rows are chosen
 PASSES = 8  # over what waits, at most, until all of it has left
