@@ -25,11 +25,16 @@ class Pauses:
         return draw.randrange(num_steps) if hits else None
 
 
-class PacedDevice:
-    """Serves requests in the order they come, as one stream of kernels would; they return when their own is done.
+QUEUE_S = 0.005  # how far the thread that asks for layers may be ahead of the device
 
-    Layers follow one another without a gap, however late the thread that asks for them wakes up: a GPU has the next
-    kernel in its queue by then. Only where that thread had to wait for something else does the device stand still.
+
+class PacedDevice:
+    """Serves requests in the order they come, as one stream of kernels would.
+
+    Layers are queued, as kernels are: the thread that asks for them goes on, a few milliseconds ahead of the device at
+    most, and needs a processor once for several short layers. They follow one another without a gap, however late that
+    thread wakes up. Only where it had to wait for something else does the device stand still. `reach` waits until all
+    is done that was asked for: whoever uses a result calls it first.
     """
 
     def __init__(self) -> None:
@@ -42,18 +47,26 @@ class PacedDevice:
     def run(self, seconds: float) -> None:
         """Something that could not be asked for before: an update, a product of what has arrived."""
         self.waited()
-        self._run(seconds)
+        self._queue(seconds)
+        self.reach()
 
     def waited(self) -> None:
         """The device had nothing to do until now."""
         with self._lock:
             self._busy_until = max(self._busy_until, time.perf_counter())
 
-    def _run(self, seconds: float) -> None:
+    def reach(self) -> None:
+        """Until the device has done what it was asked for so far."""
+        self._sleep_until(self._busy_until)
+
+    def _queue(self, seconds: float) -> float:
+        """When it will have been done."""
         with self._lock:
             self._busy_until += seconds
-            until = self._busy_until
-        left = until - time.perf_counter()
+            return self._busy_until
+
+    def _sleep_until(self, until_s: float) -> None:
+        left = until_s - time.perf_counter()
         if left > 0:
             time.sleep(left)
 
@@ -68,7 +81,10 @@ class PacedDevice:
         """One pass through one layer."""
         if self._layers_left is not None:
             if self._layers_left == 0:
+                self.reach()
                 time.sleep(self._pause_s)
                 self.waited()
             self._layers_left = self._layers_left - 1 if self._layers_left else None
-        self._run(seconds)
+        until_s = self._queue(seconds)
+        if until_s - time.perf_counter() > QUEUE_S:
+            self._sleep_until(until_s)

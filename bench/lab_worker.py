@@ -135,6 +135,8 @@ class Ours:
         self.taps.arm(None)
         for node, seconds in zip(reversed(nodes), reversed(self.times), strict=True):
             self.device.layer(seconds.backward_s)
+            if node.layer.num_params:
+                self.device.reach()
             tap = node.layer.factor_tap if isinstance(node.layer, InnerProduct) else None
             if tap is not None:
                 tap(*self._factors[node.layer.name])
@@ -195,6 +197,8 @@ class _Paced(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         ctx.device.layer(ctx.seconds.backward_s)
+        if ctx.grads:
+            ctx.device.reach()
         return grad, None, None, None, *ctx.grads
 
 

@@ -109,12 +109,18 @@ def managed(options: argparse.Namespace) -> Found:
     runs = []
     for seed in range(options.seeds):
         for order in (RowOrder.IMPORTANCE, RowOrder.RANDOM):
-            losses, sent = losses_of(options.clocks, options.data, order, options.budget * whole, seed)
+            losses, sent = losses_of(options.clocks, options.data, order, options.budget * whole, seed, options.base_lr)
             clocks, rounded = first_below(losses, options.target), [round(loss, 4) for loss in losses]
             runs.append({"who": order.value, "seed": seed, "clocks": clocks, "sent": sent / whole, "losses": rounded})
             shown = f"seed {seed}, {order.value}: {clocks} clocks, {sent / whole:.3f} of the bytes of s = 0"
             print(f"# {shown}", file=sys.stderr, flush=True)
-    return {**clocks_of(runs, options.target), "target": options.target, "budget": options.budget, "runs": runs}
+    return {
+        **clocks_of(runs, options.target),
+        "target": options.target,
+        "budget": options.budget,
+        "base_lr": options.base_lr,
+        "runs": runs,
+    }
 
 
 def clocks_of(runs: Sequence[dict[str, Any]], target: float) -> Found:
@@ -164,6 +170,7 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--most", type=int, default=4000, help="iterations until ACCURACY (4000)")
     parser.add_argument("--sample-s", type=float, default=0.02 / BATCH, help="of `samples`: seconds per sample")
     parser.add_argument("--clocks", type=int, default=200, help="of `managed` (200)")
+    parser.add_argument("--base-lr", type=float, default=0.01, help="of `managed` (0.01, that of models/lenet)")
     parser.add_argument("--seeds", type=int, default=5, help="of `managed` (5)")
     parser.add_argument("--target", type=float, default=TARGET)
     parser.add_argument("--budget", type=float, default=0.25, help="of what s = 0 sends per clock (0.25)")

@@ -27,18 +27,24 @@ STALENESS = 32  # with fewer clocks most of a quarter goes to rows that are due
 
 def bytes_per_clock(data: Path) -> float:
     """What a worker sends per clock with s = 0: all rows there, all values back."""
-    _, sent = losses_of(6, data, RowOrder.IMPORTANCE, None, 0, staleness=0)
+    _, sent = losses_of(6, data, RowOrder.IMPORTANCE, None, 0, 0.01, staleness=0)
     return sent
 
 
 def losses_of(
-    clocks: int, data: Path, order: RowOrder, budget: float | None, seed: int, staleness: int = STALENESS
+    clocks: int,
+    data: Path,
+    order: RowOrder,
+    budget: float | None,
+    seed: int,
+    base_lr: float,
+    staleness: int = STALENESS,
 ) -> tuple[list[float], float]:
     """The mean loss over workers of every clock, and the mean bytes that one sent per clock."""
     torch.set_num_threads(1)
 
     def act(transport: Transport) -> tuple[list[float], float]:
-        solver = lenet(clocks, data, tests=False, seed=1 + seed)
+        solver = lenet(clocks, data, tests=False, seed=1 + seed, base_lr=base_lr)
         plan = plan_of(solver, transport.size, served=True)
         table = Roundtable(transport)
         share_batch(solver.net, transport.rank, transport.size)

@@ -50,10 +50,10 @@ class Task:
     until_accurate: bool = False
 
 
-def lenet(max_iter: int, data: Path, *, tests: bool, seed: int = 1) -> Solver:
+def lenet(max_iter: int, data: Path, *, tests: bool, seed: int = 1, base_lr: float = 0.01) -> Solver:
     """LeNet as in models/lenet, each of 4 workers with a quarter of its batch."""
     text = (
-        f'base_lr: 0.01 lr_policy: "inv" gamma: 0.0001 power: 0.75 momentum: 0.9 weight_decay: 0.0005 '
+        f'base_lr: {base_lr} lr_policy: "inv" gamma: 0.0001 power: 0.75 momentum: 0.9 weight_decay: 0.0005 '
         f"max_iter: {max_iter} random_seed: {seed} snapshot_after_train: false solver_mode: CPU "
     )
     testing = f"test_iter: 100 test_interval: {TEST_INTERVAL} test_initialization: false"

@@ -36,7 +36,7 @@ from poseidon.spec import caffe_pb2
 # Reading the loss waits for the device, so it is not read more often than a person can see.
 _REFRESH_S = 0.1
 # Drawing takes milliseconds, of a processor that has better things to do.
-_REFRESHES_PER_S = 2  # each takes 3 ms
+_REFRESHES_PER_S = 1  # each takes 3 ms
 # A bar needs some room beside the numbers; on a narrower terminal the most telling numbers are all.
 _LEAST_WIDTH_WITH_BAR = 72
 # An output blob of a thousand values would push everything else off the screen.

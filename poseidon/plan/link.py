@@ -10,6 +10,7 @@ and is done, counted from when its turn comes, after
 
     total = steps · α + memory + bytes / β          (no less than hold)
 
+of which steps that hide behind the operation's own bytes are taken off again, for a quarter of these at most.
 So latencies of operations on their way together overlap, bytes do not. Where only one may be on its way, nothing is
 taken to overlap, although those of two entrances do a little: a plan shall not count on it.
 
@@ -25,6 +26,8 @@ from heapq import heappush, heapreplace
 
 from poseidon.plan.cost import Leg
 
+HIDING_SHARE = 0.25  # of the bytes' time, behind which steps can pass
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
@@ -38,7 +41,8 @@ def operation(leg: Leg, share: float, once_s: float = 0.0) -> Operation:
     """The send of a share of a unit, with `once_s` more on the wire."""
     wire_s, local_s = leg.wire_s * share + once_s, leg.local_s * share
     hold_s = max(math.sqrt(wire_s * wire_s + leg.overhead_s * leg.overhead_s), local_s)
-    return Operation(hold_s, max(leg.latency_s + local_s + wire_s, hold_s))
+    latency_s = leg.latency_s - min(leg.hidden_s, HIDING_SHARE * wire_s)
+    return Operation(hold_s, max(latency_s + local_s + wire_s, hold_s))
 
 
 class Link:

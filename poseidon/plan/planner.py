@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ from poseidon.plan.cluster import Cluster
 from poseidon.plan.commplan import GPI, CommPlan, Scheme, Send, Unit
 from poseidon.plan.cost import Cost, CostModel
 from poseidon.plan.drafts import Draft, Drafts, Piece
-from poseidon.plan.link import operation
+from poseidon.plan.link import HIDING_SHARE, operation
 from poseidon.plan.order import Order, needed_order, ready_order
 from poseidon.plan.profile import NetProfile, ParamProfile
 from poseidon.plan.request import PlanRequest, allowed_schemes
@@ -41,6 +42,8 @@ MOST_IN_FLIGHT = 4
 # in, which the model does not know: on 8 hosts with 1 Gbit/s, four on their way took 9 to 32 % longer than predicted,
 # one at a time 1 to 5 %.
 WORTH_SHARING = 1.2
+
+WORTH_REFINING = 1.02  # of the best: what is further off does not get there by finer cuts
 
 MOST_DOUBLED_BYTES = 1 << 21  # DOUBLING needs as much memory again
 
@@ -105,6 +108,8 @@ def _plan(profile: NetProfile, cluster: Cluster, request: PlanRequest) -> CommPl
     parts = bundles_of(profile, alone=cluster.num_workers == 1)
     search = Search(profile, cluster, request, parts.travelling)
     best = search.best()
+    if request.cuts_single:
+        best = search.refined(best)
     units = [search.unit(index, draft, best) for index, draft in enumerate(best.drafts)]
     if parts.local:
         units.append(_local_unit(len(units), parts.local, alone=cluster.num_workers == 1))
@@ -246,6 +251,31 @@ class Search:
             bound_s = max(bound_s, passes.ready_s[bundle.place] + carried_s + left_s + passes.between_s)
         return bound_s * (1 - 1e-12)  # sums in another order must not rule out the best
 
+    def refined(self, best: Trial) -> Trial:
+        """The best with single units cut finer: a size that is right for most of them may be wrong for those that the
+        next forward pass waits for last."""
+        starts: dict[tuple[tuple[Draft, ...], tuple[int, ...]], Trial] = {}
+        for _, alike in itertools.groupby(self._layouts, key=lambda layout: (layout.fuse_bytes, layout.chunk_bytes)):
+            trial = self._best_layout(best.schemes, list(alike))
+            if trial.rank.iteration_s <= best.rank.iteration_s * WORTH_REFINING:
+                starts.setdefault((trial.drafts, _num_sends(trial)), trial)
+        return min((self._cut_finer(start) for start in starts.values()), key=lambda trial: trial.rank, default=best)
+
+    def _cut_finer(self, best: Trial) -> Trial:
+        """Units in twice as many pieces, one unit at a time, while that helps and pieces are not too small."""
+        before = None
+        while best.rank != before:
+            before = best.rank
+            for unit, draft in enumerate(best.drafts):
+                counts = list(_num_sends(best))
+                counts[unit] *= 2
+                if counts[unit] > self._num_pieces(draft, min(self._request.chunk_bytes)):
+                    continue
+                for order in self._request.orders:
+                    trial = self._play(best.schemes, replace(best.layout, order=order), best.drafts, counts)
+                    best = min(best, trial, key=lambda trial: trial.rank)
+        return best
+
     # -- playing ----------------------------------------------------------------------------------------------------
     def _best_layout(self, schemes: Schemes, layouts: Sequence[Layout], best: Trial | None = None) -> Trial:
         """The best with these schemes, or `best` if none is better."""
@@ -272,8 +302,9 @@ class Search:
         after."""
         link_s = 0.0
         for draft, number in zip(drafts, counts, strict=True):
-            latency_s = draft.cost.push.latency_s + draft.cost.pull.latency_s
-            link_s += draft.cost.wire_s + (number * latency_s if self._request.in_flight == 1 else 0.0)
+            both = draft.cost.push + draft.cost.pull
+            waited_s = number * both.latency_s - min(number * both.hidden_s, HIDING_SHARE * draft.cost.wire_s)
+            link_s += draft.cost.wire_s + (waited_s if self._request.in_flight == 1 else 0.0)
         first_s = min((self._passes.ready_s[draft.place] for draft in drafts), default=0.0)
         return (first_s + link_s + self._passes.between_s) * (1 - 1e-12)
 
@@ -365,6 +396,12 @@ class Search:
             trial = self._best_layout(self._with(best.schemes, decision, scheme), [best.layout])
             longer.append(f"{(trial.iteration_s - best.iteration_s) * 1e3:+.1f} ms by {scheme.name}")
         return f"an iteration takes {', '.join(longer)}"
+
+
+def _num_sends(trial: Trial) -> tuple[int, ...]:
+    """By unit."""
+    counts = Counter(piece.unit for piece in trial.order)
+    return tuple(counts[unit] for unit in range(len(trial.drafts)))
 
 
 def _seconds(piece: Piece) -> float:

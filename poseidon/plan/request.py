@@ -49,6 +49,7 @@ class PlanRequest:
 
     `in_flight`: how many sends may be on their way; None: the planner decides. `fuse_bytes`, `chunk_bytes` and `orders`
     are the candidates it tries. `among`: the schemes the runtime has; `whole`: those whose units it sends in one piece.
+    `cuts_single`: in the end single units may be cut finer than the others.
     """
 
     wire: str = "fp32"
@@ -61,6 +62,7 @@ class PlanRequest:
     among: tuple[Scheme, ...] = tuple(Scheme)
     pattern: str = COLLECTIVE
     whole: tuple[Scheme, ...] = IN_ONE_PIECE
+    cuts_single: bool = True
 
     def __post_init__(self) -> None:
         if self.pattern not in PATTERNS:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -35,7 +37,7 @@ from tests.plan.known_nets import profile_of, resnet50
 from tests.plan.strategies import clusters, profiles
 
 FUSE, CHUNK = (0, 1_000_000), (250_000, float("inf"))
-SMALL = PlanRequest(fuse_bytes=FUSE, chunk_bytes=CHUNK, in_flight=4)
+SMALL = PlanRequest(fuse_bytes=FUSE, chunk_bytes=CHUNK, in_flight=4, cuts_single=False)
 PLAIN = replace(SMALL, among=tuple(scheme for scheme in Scheme if scheme is not Scheme.DOUBLING))
 
 
@@ -52,7 +54,7 @@ def exhaustive_s(profile: NetProfile, cluster: Cluster, in_flight: int = 4, *, d
     for chosen in itertools.product(*(ways_of(param, doubles) for param in deciding)):
         overrides = tuple(Override(param.name, scheme) for param, scheme in zip(deciding, chosen, strict=True))
         for fuse, chunk, order in itertools.product(FUSE, CHUNK, Order):
-            sizes = PlanRequest(fuse_bytes=(fuse,), chunk_bytes=(chunk,), orders=(order,), in_flight=in_flight)
+            sizes = replace(SMALL, fuse_bytes=(fuse,), chunk_bytes=(chunk,), orders=(order,), in_flight=in_flight)
             request = replace(sizes, overrides=overrides)
             found.append(make_plan(profile, cluster, request).iteration_s)
     return min(found)
@@ -142,6 +144,26 @@ class TestOptimum:
         cluster = Cluster((2, 1, 3), bandwidth_bps, flops=1e11, update_bps=1e11)
         found = make_plan(profile, cluster, PLAIN).iteration_s
         assert found == pytest.approx(exhaustive_s(profile, cluster), rel=1e-9)
+
+    @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(profiles(max_layers=4), clusters())
+    def test_cutting_single_units_never_makes_it_longer(self, profile, cluster):
+        finer = make_plan(profile, cluster, replace(SMALL, cuts_single=True))
+        assert finer.iteration_s <= make_plan(profile, cluster, SMALL).iteration_s
+
+    def test_the_unit_that_forward_waits_for_last_is_cut_and_the_others_are_not(self):
+        """8 MB a layer on a link of 1 Gbit/s, nothing to hide it behind: 14 steps of 2 ms are too dear for all units, but
+        the last one's second half can be what comes last, with little forward pass behind it."""
+        params = tuple(ParamProfile(f"w{i}", (2_000_000,)) for i in range(4))
+        layers = tuple(LayerProfile(f"l{i}", 0.04, 0.08, (f"w{i}",)) for i in range(4))
+        cluster = Cluster((1,) * 8, 1e9, 2e-3)
+        asked = PlanRequest(scheme=Scheme.RING, fuse_bytes=(0,), chunk_bytes=(1e6, 4e6, math.inf), in_flight=1)
+        plain = make_plan(NetProfile(layers, params), cluster, replace(asked, cuts_single=False))
+        finer = make_plan(NetProfile(layers, params), cluster, asked)
+        assert finer.iteration_s < plain.iteration_s
+        numbers = Counter(send.unit for send in finer.order)
+        assert len(set(numbers.values())) > 1
+        assert sum(send.stop - send.start for send in finer.order) == 8_000_000
 
     def test_many_units_are_searched_locally_and_not_worse_than_any_one_scheme(self):
         """Ten inner products: 3¹⁰ combinations."""
