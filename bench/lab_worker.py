@@ -84,16 +84,9 @@ class Ours:
         self._factors = {node.layer.name: _factors(node) for node in self.net.graph.nodes}
 
     def _plan(self, options: argparse.Namespace, size: int) -> CommPlan:
-        links = probe(self.transport)
         cluster = Cluster(
             node_workers=(1,) * size,
-            bandwidth_bps=links.bandwidth_bps,
-            latency_s=links.latency_s,
-            overhead_s=links.overhead_s,
-            own_latency_s=links.own_latency_s,
-            own_overhead_s=links.own_overhead_s,
-            gather_share=links.gather_share,
-            push_share=links.push_share,
+            **probe(self.transport).figures(),
             send_s=0.0,  # the processor's time, which a GPU does not miss
             flops=GPU_FLOPS,
             update_bps=GPU_UPDATE_ELEMS * 32,

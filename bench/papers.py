@@ -1,11 +1,11 @@
 """The papers' scaling curves, again: what each way to exchange gradients would give on the papers' clusters.
 
-    python -m bench.papers [--nets alexnet,vgg19] [--seconds 200] [--page]
+    python -m bench.papers [--nets alexnet,vgg19] [--seconds 200] [--jobs 2] [--page]
 
 Compute times are published ones of a single GPU; communication is planned and played by our planner
 (`poseidon/plan`), which the lab checks (`bench/lab.py`). Points go to docs/papers/points.csv one by one; what is there
-already is not computed again, so that a run that was ended goes on where it stopped. `--page` writes docs/papers.md and
-its pictures from them.
+already is not computed again, so that a run that was ended goes on where it stopped, unless planner or simulator have
+changed since: every point says by which code it was computed. `--page` writes docs/papers.md and its pictures.
 
 Systems, from the papers' to ours:
 
@@ -20,12 +20,15 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import math
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from models.generate import bench_text
@@ -37,7 +40,9 @@ from poseidon.run.layer_times import estimated_times, scaled_times
 from poseidon.run.profile import profile_net
 from poseidon.simulate import Machines, play
 
-FOLDER = Path(__file__).resolve().parent.parent / "docs" / "papers"
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("plan", "simulate")
+FOLDER = ROOT / "docs" / "papers"
 POINTS = FOLDER / "points.csv"
 RATES_GBIT = (1, 2, 5, 10, 20, 40)
 NODES = (1, 2, 4, 8, 16, 32)
@@ -45,6 +50,7 @@ MANY_NODES, FAST_GBIT = (64, 128, 256, 512, 1024), (10, 40)
 REBUILD_FLOPS = 6e12
 PLAYED_ITERATIONS = 9
 MB = 1_000_000
+AT_ONCE = 16  # points handed to processes before the clock is looked at
 # A third of the sizes the planner tries otherwise: there are some two thousand plans to make.
 LAYOUTS = PlanRequest(fuse_bytes=(MB / 4, MB, 4 * MB, 16 * MB), chunk_bytes=(MB, 4 * MB, 16 * MB, math.inf))
 
@@ -96,6 +102,7 @@ class Point:
     iteration_s: float
     mb_sent: float
     schemes: str
+    code: str = ""
 
     @property
     def cell(self) -> Cell:
@@ -195,6 +202,7 @@ GOALS = (
 
 
 # -- computing --------------------------------------------------------------------------------------------------------
+@cache
 def profile_of(name: str) -> NetProfile:
     subject = SUBJECTS[name]
     net = Net.from_text(bench_text(name, subject.batch), phase="TRAIN", seed=1)
@@ -204,6 +212,13 @@ def profile_of(name: str) -> NetProfile:
 
 def cluster_of(cell: Cell) -> Cluster:
     return Cluster((1,) * cell.nodes, cell.gbit * 1e9 * PAYLOAD_SHARE, flops=REBUILD_FLOPS)
+
+
+@cache
+def code_digest() -> str:
+    """Of all that decides a point."""
+    files = [Path(__file__), *(path for name in CODE for path in sorted((ROOT / "poseidon" / name).rglob("*.py")))]
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:8]
 
 
 def compute(cell: Cell, profile: NetProfile) -> Point:
@@ -218,7 +233,13 @@ def compute(cell: Cell, profile: NetProfile) -> Point:
         iteration_s=iteration_s,
         mb_sent=plan.bytes_sent / 1e6,
         schemes=schemes_text(scheme_shares(plan)),
+        code=code_digest(),
     )
+
+
+def computed(cell: Cell) -> Point:
+    """In a process of the pool, which keeps profiles."""
+    return compute(cell, profile_of(cell.net))
 
 
 def cells_of(net: str) -> Iterator[Cell]:
@@ -237,7 +258,15 @@ def read_points(path: Path = POINTS) -> dict[Cell, Point]:
     kinds = {"gbit": int, "nodes": int, "batch": int, "compute_s": float, "iteration_s": float, "mb_sent": float}
     with path.open(newline="") as file:
         rows = [{key: kinds.get(key, str)(value) for key, value in row.items()} for row in csv.DictReader(file)]
-    return {point.cell: point for point in (Point(**row) for row in rows)}
+    return {point.cell: point for point in (Point(**row) for row in rows)}  # of two the later one
+
+
+def write_points(points: Iterable[Point], path: Path = POINTS) -> None:
+    """Each once, in order."""
+    kept = sorted(points, key=lambda point: (list(SUBJECTS).index(point.net), point.nodes, point.gbit, point.system))
+    path.unlink(missing_ok=True)
+    for point in kept:
+        append(point, path)
 
 
 def append(point: Point, path: Path = POINTS) -> None:
@@ -255,6 +284,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default=",".join(SUBJECTS))
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no further point after this long")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes; as many as there are processors")
     parser.add_argument("--page", action="store_true", help="write docs/papers.md from the points there are")
     options = parser.parse_args()
     if options.page:
@@ -263,17 +293,21 @@ def main() -> int:
         write_page()
         return 0
     end = time.monotonic() + options.seconds
-    known = read_points()
+    write_points(read_points().values())  # earlier ones had fewer columns
     for net in options.nets.split(","):
+        known = {cell for cell, point in read_points().items() if point.code == code_digest()}
         missing = [cell for cell in dict.fromkeys(cells_of(net)) if cell not in known]
         if missing and time.monotonic() < end:
-            profile = profile_of(net)
-            for cell in missing:
-                if time.monotonic() > end:
-                    break
-                append(compute(cell, profile))
-        left = len([cell for cell in dict.fromkeys(cells_of(net)) if cell not in read_points()])
-        print(f"{net}: {left} points left", flush=True)
+            with ProcessPoolExecutor(options.jobs) as pool:
+                for begin in range(0, len(missing), AT_ONCE):
+                    if time.monotonic() > end:
+                        break
+                    for point in pool.map(computed, missing[begin : begin + AT_ONCE]):
+                        append(point)
+        points = read_points()
+        left = [c for c in dict.fromkeys(cells_of(net)) if c not in points or points[c].code != code_digest()]
+        print(f"{net}: {len(left)} points left", flush=True)
+    write_points(read_points().values())
     return 0
 
 

@@ -53,8 +53,8 @@ def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int, threads: Thre
     narrow = _narrow_dtype(wire, wiring)
     layout = partial(factor_layout, net, wiring.members[0].parameter, iter_size)
     makers: dict[Scheme, Callable[[], Exchange]] = {
-        Scheme.RING: lambda: ring_exchange(wiring, wire),
-        Scheme.DOUBLING: lambda: _dense(wiring, Doubling),
+        Scheme.RING: lambda: dense_exchange(wiring, wire),
+        Scheme.DOUBLING: lambda: dense_exchange(wiring, wire),
         Scheme.SERVER: lambda: _dense(wiring, Server if narrow is None else partial(NarrowServer, dtype=narrow)),
         Scheme.FACTORS: lambda: Factors(wiring, layout(), threads),
         Scheme.FACTOR_SERVER: lambda: FactorServer(wiring, layout(), narrow, threads),
@@ -63,8 +63,10 @@ def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int, threads: Thre
     return makers[wiring.unit.scheme]()
 
 
-def ring_exchange(wiring: Wiring, wire: str) -> Exchange:
-    """The all-reduce of a unit, over a wire of this width."""
+def dense_exchange(wiring: Wiring, wire: str) -> Exchange:
+    """The sum of a unit for everybody, around a ring over a wire of this width, or in pairs."""
+    if wiring.unit.scheme is Scheme.DOUBLING:
+        return _dense(wiring, Doubling)
     narrow = _narrow_dtype(wire, wiring)
     return _dense(wiring, Ring if narrow is None else partial(NarrowRing, dtype=narrow))
 

@@ -33,7 +33,6 @@ from poseidon.parallel.pending import PendingGrad
 from poseidon.parallel.round import Round
 from poseidon.parallel.structure import Structure
 from poseidon.parallel.traffic import Traffic
-from poseidon.plan import Scheme
 
 _SHOWN = 5
 
@@ -167,7 +166,7 @@ class Gradients:
             exchange.discard()  # no pass of this round has reached it: what it has is left over
         parameter = member.parameter
         grad = parameter.grad
-        if exchange.unit.scheme is Scheme.RING:
+        if exchange.unit.scheme.is_dense:
             grad = self.round.memory[name] = own_memory(laid_out_like(member.value, grad))
         if isinstance(exchange, FreeFactors):
             exchange.scale = self.round.scale

@@ -44,7 +44,7 @@ from poseidon.run.roundtable import Roundtable
 from poseidon.transport import Transport
 from poseidon.transport.probe import probe
 
-SCHEMES = (Scheme.LOCAL, Scheme.RING, Scheme.FACTORS, Scheme.ROWS, Scheme.POWER_SGD)
+SCHEMES = (Scheme.LOCAL, Scheme.RING, Scheme.DOUBLING, Scheme.FACTORS, Scheme.ROWS, Scheme.POWER_SGD)
 _FIRST_FUSE_BYTES = 8_000_000.0
 
 Able = Callable[[Described, Scheme], bool]
@@ -195,19 +195,11 @@ def _cluster(
     own = [product_flops(profile, table.size, like.device, like.dtype), *exchange_seconds(table, like.device)]
     figures = torch.tensor([0.0 if math.isinf(own[0]) else own[0], *own[1:]], dtype=torch.float64)
     flops, send_s, collective_s = (table.sum(figures) / table.size).tolist()
-    if wishes.bandwidth is None:
-        links = probe(transport)
-        bandwidth_bps, latency_s = links.bandwidth_bps, links.latency_s
-    else:
-        bandwidth_bps, latency_s = parse_bandwidth(wishes.bandwidth) * PAYLOAD_SHARE, DEFAULT_LATENCY_S
-    return Cluster(
-        node_workers=(1,) * table.size,
-        bandwidth_bps=bandwidth_bps,
-        latency_s=latency_s,
-        send_s=send_s,
-        collective_s=collective_s,
-        flops=flops or math.inf,
-    )
+    cluster = Cluster((1,) * table.size, 1.0, send_s=send_s, collective_s=collective_s, flops=flops or math.inf)
+    if wishes.bandwidth is not None:
+        bandwidth_bps = parse_bandwidth(wishes.bandwidth) * PAYLOAD_SHARE
+        return replace(cluster, bandwidth_bps=bandwidth_bps, latency_s=DEFAULT_LATENCY_S)
+    return replace(cluster, **probe(transport).figures())
 
 
 def _matching(structure: Structure, pattern: str) -> list[Described]:

@@ -19,7 +19,7 @@ from poseidon.comm.part import members_of
 from poseidon.comm.power import PowerSgd
 from poseidon.comm.rows import Rows
 from poseidon.comm.threads import Threads
-from poseidon.comm.wiring import ring_exchange
+from poseidon.comm.wiring import dense_exchange
 from poseidon.parallel.round import Round
 from poseidon.parallel.structure import Structure
 from poseidon.plan import CommPlan, Scheme
@@ -74,8 +74,8 @@ class Traffic:
 
 def _exchange(wiring: Wiring, agreed: Agreed, threads: Threads) -> Exchange:
     first = wiring.members[0].name
-    if wiring.unit.scheme is Scheme.RING:
-        return ring_exchange(wiring, agreed.plan.wire)
+    if wiring.unit.scheme.is_dense:
+        return dense_exchange(wiring, agreed.plan.wire)
     if wiring.unit.scheme is Scheme.FACTORS:
         return FreeFactors(wiring, FactorLayout(agreed.num_rows[first], transposed=False), threads)
     if wiring.unit.scheme is Scheme.POWER_SGD:

@@ -140,13 +140,7 @@ def _limited(links: LinkFacts, told: Links, node_workers: tuple[int, ...]) -> Li
 def _cluster(links: LinkFacts, rates: Rates, node_workers: tuple[int, ...]) -> Cluster:
     return Cluster(
         node_workers=node_workers,
-        bandwidth_bps=links.bandwidth_bps,
-        latency_s=links.latency_s,
-        overhead_s=links.overhead_s,
-        own_latency_s=links.own_latency_s,
-        own_overhead_s=links.own_overhead_s,
-        gather_share=links.gather_share,
-        push_share=links.push_share,
+        **links.figures(),
         send_s=rates.send_s,
         collective_s=rates.collective_s,
         flops=rates.flops,

@@ -22,7 +22,8 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
@@ -61,6 +62,11 @@ class LinkFacts:
     own_overhead_s: float | None = None
     gather_share: float = 1.0
     push_share: float = 1.0
+
+    def figures(self) -> dict[str, Any]:
+        """What a planner's Cluster is told of links, by its own names."""
+        counted = ("num_workers", "num_hosts", "probed_bytes")
+        return {name: value for name, value in asdict(self).items() if name not in counted}
 
     def __str__(self) -> str:
         speed = "" if math.isinf(self.bandwidth_bps) else f", {self.bandwidth_bps / 1e6:.0f} Mbit/s per NIC each way"
