@@ -33,6 +33,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("auto", "ddp", "ddp-fp16", "ddp-powersgd")
 FORCED = ("ring", "server", "factors", "factor-server")
 LOSSY = ("ddp-fp16", "ddp-powersgd")
+WARM_UP = 6  # iterations: some runs begin slowly, ours and DDP's, until their connections have found their pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def run_once(contender: str, subject: str, options: argparse.Namespace) -> dict[
     name, _, bucket = contender.partition("@")
     command = [sys.executable, "-m", "bench.netlab", "run", "-n", str(options.hosts), "--rate", options.rate, "--"]
     command += [sys.executable, "-m", "bench.lab_worker", "--contender", name, "--subject", subject]
-    command += ["--iterations", str(options.iterations)]
+    command += ["--iterations", str(options.iterations), "--warm-up", str(WARM_UP)]
     if bucket:
         command += ["--bucket-mb", bucket]
     if options.compute_s is not None:

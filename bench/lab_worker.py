@@ -262,6 +262,7 @@ def main() -> None:
     parser.add_argument("--subject", choices=SUBJECTS, required=True)
     parser.add_argument("--compute-s", type=float)
     parser.add_argument("--iterations", type=int, default=8)
+    parser.add_argument("--warm-up", type=int, default=2, help="so many iterations before those do not count")
     parser.add_argument("--bucket-mb", type=float, default=25.0)
     parser.add_argument("--address", default=None)
     parser.add_argument("--pauses", type=float, default=0.0, help="how likely a worker pauses in an iteration")
@@ -281,10 +282,10 @@ def main() -> None:
             contender.measure_handling()
         if rank == 0:
             print(contender.plan.table(), file=sys.stderr)
-    pauses = Pauses(options.pauses, subject.compute_s / 2, options.calm + 2)
+    pauses = Pauses(options.pauses, subject.compute_s / 2, options.calm + options.warm_up)
     times, begun, counts, used = [], [], [], []
-    for iteration in range(options.iterations + 2):
-        if iteration == 2:
+    for iteration in range(options.warm_up + options.iterations):
+        if iteration == options.warm_up:
             used.append(processor_s())
         counts.append(int(COUNTER.read_text()))
         contender.device.begin(pauses.place(rank, iteration, 2 * contender.num_layers), pauses.seconds)
@@ -300,9 +301,9 @@ def main() -> None:
     if rank == 0:
         facts = {
             "contender": options.contender,
-            "median_s": statistics.median(times[2:]),
+            "median_s": statistics.median(times[options.warm_up :]),
             "all_s": [round(t, 4) for t in times],
-            "link_bytes": (counts[-1] - counts[2]) / options.iterations,
+            "link_bytes": (counts[-1] - counts[options.warm_up]) / options.iterations,
             "processor_s": [(after - before) / options.iterations for before, after in zip(*used, strict=True)],
             "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         }
