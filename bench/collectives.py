@@ -9,7 +9,8 @@
 
 The limit is the least time: those bytes at the payload rate of the link, 1448 of every 1540 bytes on an Ethernet (117.5
 MB/s at 1 Gbit/s). All contenders run in the same processes, taking turns; each figure is the median over the repeats of
-the slowest worker's time, printed as limit / time: 1.00 is the wire. What fits the shaper's burst (128 kB) can come
+the time from when the last worker has begun to when the last one is done (nothing can be gathered from one that a
+barrier has not let go yet), printed as limit / time: 1.00 is the wire. What fits the shaper's burst (128 kB) can come
 out above it. Below about 1 MB latency rules, which in this lab is scheduling: all hosts share this machine's cores.
 """
 
@@ -88,14 +89,15 @@ def contenders(transport: C10dTransport, group: dist.Backend, num_bytes: int) ->
 
 
 def slowest_s(transport: C10dTransport, run: Callable[[], None]) -> float:
-    """The time of the worker that takes longest."""
+    """From when the last worker has begun to when the last one has everything; all hosts have one clock here."""
     transport.barrier(60.0)
     started_s = time.perf_counter()
     run()
-    times = torch.zeros(transport.size, dtype=torch.float64)
-    times[transport.rank] = time.perf_counter() - started_s
-    transport.all_reduce(times).wait()
-    return times.max().item()
+    times = torch.zeros(2, transport.size, dtype=torch.float64)
+    times[:, transport.rank] = torch.tensor([started_s, time.perf_counter()], dtype=torch.float64)
+    transport.all_reduce(times.view(-1)).wait()
+    started, ended = times
+    return (ended.max() - started.max()).item()
 
 
 def measure(sizes: list[int], repeats: int, payload_rate: float) -> list[Result]:

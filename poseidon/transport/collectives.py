@@ -290,8 +290,11 @@ def _pass_around(ring: Ring, lists: Sequence[Sequence[Tensor]]) -> None:
         for step in range(1, ring.size)
         for piece in pieces[(ring.place - step) % ring.size]
     ]
-    posted = [ring.recv(piece, ring.place - 1) for piece, _ in arriving[:OPEN_PIECES]]
+    # Room for what the neighbour has at once; the rest is posted when one's own is on its way, not before.
+    num_first = min(len(pieces[(ring.place - 1) % ring.size]), OPEN_PIECES)
+    posted = [ring.recv(piece, ring.place - 1) for piece, _ in arriving[:num_first]]
     sends = [ring.send(piece, ring.place + 1) for piece in pieces[ring.place]]
+    posted += [ring.recv(piece, ring.place - 1) for piece, _ in arriving[num_first:OPEN_PIECES]]
     for position, (piece, goes_on) in enumerate(arriving):
         posted[position].wait()
         if goes_on:
