@@ -461,7 +461,7 @@ def test_tied_tables_say_why_they_are_dense():
 
 def test_schemes_that_do_not_exist_here_are_refused():
     for schemes, text in (
-        ({"0": "server"}, "one of ring, factors, rows"),
+        ({"0": "server"}, "one of ring, doubling, factors, rows"),
         ({"nothing.*": "ring"}, "no parameter that learns matches 'nothing"),
         ({"0": "rows"}, "nothing that matches '0' can travel by rows"),
     ):
