@@ -9,7 +9,7 @@ are fused, where workers have nodes to themselves.
 
 Schemes: all combinations if they are few, most promising first, as long as a lower bound leaves hope; otherwise from
 two starts (fewest bytes; all RING) one decision is changed at a time while that helps. Bundles without structure then
-are one decision. Every candidate's sizes and orders are tried.
+are one decision. Every candidate's sizes and orders are tried; in the end single units are cut finer where that helps.
 
 One send at a time, or several where that should be much faster: few bytes and long ways.
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -34,6 +33,7 @@ from poseidon.plan.order import Order, needed_order, ready_order
 from poseidon.plan.profile import NetProfile, ParamProfile
 from poseidon.plan.request import PlanRequest, allowed_schemes
 from poseidon.plan.simulate import Job, Passes, in_two_legs, iteration_seconds
+from poseidon.plan.trial import Layout, Rank, Schemes, Trial
 
 MOST_STEPS = 5000  # combinations × what a simulation goes through: above that, all combinations would take seconds
 
@@ -46,39 +46,6 @@ WORTH_SHARING = 1.2
 WORTH_REFINING = 1.02  # of the best: what is further off does not get there by finer cuts
 
 MOST_DOUBLED_BYTES = 1 << 21  # DOUBLING needs as much memory again
-
-Schemes = tuple[Scheme, ...]
-"""One scheme per bundle."""
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How units are fused, cut and ordered."""
-
-    fuse_bytes: float
-    chunk_bytes: float
-    order: Order
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Rank:
-    """What makes one candidate better than another, field by field; seconds to the picosecond, below which is noise."""
-
-    iteration_s: float
-    network_s: float
-    num_sends: int
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A candidate that was played."""
-
-    schemes: Schemes
-    layout: Layout
-    drafts: tuple[Draft, ...]
-    order: list[Piece]
-    iteration_s: float
-    rank: Rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +225,7 @@ class Search:
         for _, alike in itertools.groupby(self._layouts, key=lambda layout: (layout.fuse_bytes, layout.chunk_bytes)):
             trial = self._best_layout(best.schemes, list(alike))
             if trial.rank.iteration_s <= best.rank.iteration_s * WORTH_REFINING:
-                starts.setdefault((trial.drafts, _num_sends(trial)), trial)
+                starts.setdefault((trial.drafts, trial.num_sends), trial)
         return min((self._cut_finer(start) for start in starts.values()), key=lambda trial: trial.rank, default=best)
 
     def _cut_finer(self, best: Trial) -> Trial:
@@ -267,7 +234,7 @@ class Search:
         while best.rank != before:
             before = best.rank
             for unit, draft in enumerate(best.drafts):
-                counts = list(_num_sends(best))
+                counts = list(best.num_sends)
                 counts[unit] *= 2
                 if counts[unit] > self._num_pieces(draft, min(self._request.chunk_bytes)):
                     continue
@@ -396,12 +363,6 @@ class Search:
             trial = self._best_layout(self._with(best.schemes, decision, scheme), [best.layout])
             longer.append(f"{(trial.iteration_s - best.iteration_s) * 1e3:+.1f} ms by {scheme.name}")
         return f"an iteration takes {', '.join(longer)}"
-
-
-def _num_sends(trial: Trial) -> tuple[int, ...]:
-    """By unit."""
-    counts = Counter(piece.unit for piece in trial.order)
-    return tuple(counts[unit] for unit in range(len(trial.drafts)))
 
 
 def _seconds(piece: Piece) -> float:
