@@ -47,8 +47,7 @@ class PacedDevice:
     def run(self, seconds: float) -> None:
         """Something that could not be asked for before: an update, a product of what has arrived."""
         self.waited()
-        self._queue(seconds)
-        self.reach()
+        self._sleep_until(self._queue(seconds))
 
     def waited(self) -> None:
         """The device had nothing to do until now."""

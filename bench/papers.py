@@ -262,11 +262,14 @@ def read_points(path: Path = POINTS) -> dict[Cell, Point]:
 
 
 def write_points(points: Iterable[Point], path: Path = POINTS) -> None:
-    """Each once, in order."""
+    """Each once, in order; a run that is ended meanwhile leaves the file as it was."""
     kept = sorted(points, key=lambda point: (list(SUBJECTS).index(point.net), point.nodes, point.gbit, point.system))
-    path.unlink(missing_ok=True)
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
     for point in kept:
-        append(point, path)
+        append(point, new)
+    if kept:
+        new.replace(path)
 
 
 def append(point: Point, path: Path = POINTS) -> None:

@@ -122,7 +122,7 @@ class SlowSimulator:
         waits = steps * cluster.latency_s
         is_narrow = self.plan.wire != "fp32" and self.params[unit.params[0]].elem_bytes > 2
         if unit.scheme is Scheme.RING and not is_narrow:  # its blocks go in parts
-            waits -= min(0.6 * waits, 0.25 * wire)
+            waits -= min(0.4 * waits, 0.25 * wire)
         return hold, max(hold, wire + waits)
 
     # -- time -------------------------------------------------------------------------------------------------------
