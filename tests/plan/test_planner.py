@@ -153,7 +153,7 @@ class TestOptimum:
         assert finer.iteration_s <= make_plan(profile, cluster, SMALL).iteration_s
 
     def test_the_unit_that_forward_waits_for_last_is_cut_and_the_others_are_not(self):
-        """16 MB a layer on a link of 1 Gbit/s: 14 steps of 2 ms are too dear to cut all units, but the last one's second
+        """16 MB a layer on a link of 1 Gbit/s: 14 steps of 2 ms are too dear to cut all units, but the last one's other
         half can be what comes last, with little of the next forward pass behind it."""
         params = tuple(ParamProfile(f"w{i}", (4_000_000,)) for i in range(4))
         layers = tuple(LayerProfile(f"l{i}", 0.05, 0.1, (f"w{i}",)) for i in range(4))
