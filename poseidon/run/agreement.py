@@ -25,6 +25,8 @@ from poseidon.transport import Work
 
 # The pause between two votes grows by this factor at most, lest one quick iteration be taken for the rule.
 _GROWTH = 4
+# A signal that a launcher passes on to all may reach one worker this much later than another, or one turn later.
+_SAME_S = 1.0
 _RANKS = (Action.NONE, Action.SNAPSHOT, Action.STOP, Action.YIELD)  # a later one outranks an earlier one
 
 
@@ -35,6 +37,17 @@ class _Vote:
     counts: Tensor
     work: Work
     turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """Until when a request for a snapshot is one that the others have had already."""
+
+    turn: int
+    seconds: float
+
+    def is_the_same(self, turn: int, seconds: float) -> bool:
+        return turn <= self.turn or seconds < self.seconds
 
 
 class Agreement:
@@ -48,6 +61,8 @@ class Agreement:
         self._every_s = every_s
         self._now = now
         self._asked = Action.NONE
+        self._has_asked = False  # for a snapshot, in the vote under way or since
+        self._late = _Late(-1, 0.0)
         self._vote: _Vote | None = None
         self._turn = self._voted_turn = 0
         self._voted_at = now()
@@ -57,12 +72,15 @@ class Agreement:
 
     def turn(self, request: Action, *, testing: bool) -> Action:
         """One worker's request after an iteration, or before a round of a test; returns what all do now."""
-        self._asked = max(self._asked, request, key=_RANKS.index)
         self._turn += 1
+        if request is Action.SNAPSHOT and self._late.is_the_same(self._turn, self._now()):
+            request = Action.NONE
+        self._asked = max(self._asked, request, key=_RANKS.index)
+        self._has_asked |= request is Action.SNAPSHOT
         is_due = self._vote is not None and self._turn - self._vote.turn >= self._lag
         decided = self._read(self._vote) if self._vote is not None and is_due else Action.NONE
-        if decided is self._asked is Action.SNAPSHOT:  # asked for since the vote began: the one taken now is that one
-            self._asked = Action.NONE
+        if decided is Action.SNAPSHOT:
+            self._take_for_mine()
         if testing != self._testing:  # rounds of a test take another time than iterations: measure anew
             self._testing, self._pause, self._next_turn = testing, 1, self._turn
         if self._vote is None and self._turn >= self._next_turn:
@@ -74,6 +92,15 @@ class Agreement:
         if self._vote is not None:
             self._vote.work.wait()
             self._vote = None
+
+    def _take_for_mine(self) -> None:
+        """The snapshot taken now is the one asked for of this worker since the vote began, or the one it is late to be
+        asked for."""
+        if self._asked is Action.SNAPSHOT:
+            self._asked = Action.NONE
+        if not self._has_asked:
+            self._late = _Late(self._turn + 1, self._now() + _SAME_S)
+        self._has_asked = False
 
     def _begin(self) -> _Vote:
         now = self._now()

@@ -84,6 +84,26 @@ def test_a_stop_outranks_a_snapshot():
     assert [told for told, _ in decisions(requests, [1.0, 1.0])] == [[NONE, STOP, NONE]] * 2
 
 
+@pytest.mark.parametrize("seconds, late", [(10.0, 1), (0.1, 9)])
+def test_a_signal_that_reaches_one_worker_later_is_no_second_snapshot(seconds, late):
+    """One turn later, however long turns are; or less than a second, however short."""
+    of_two = [NONE] * 40
+    of_two[2 + late] = SNAPSHOT  # the others' vote is decided in the third turn
+    requests = [[NONE, SNAPSHOT, *[NONE] * 38], of_two]
+    for told, _ in decisions(requests, [seconds] * 2):
+        assert [turn for turn, action in enumerate(told, 1) if action is SNAPSHOT] == [3]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_second_signal_is_a_second_snapshot(rank):
+    """To the worker that has had the first at once; to another one after a second."""
+    requests = [[NONE, SNAPSHOT, *[NONE] * 38], [NONE] * 40]
+    turn = 4 if rank == 0 else 14
+    requests[rank][turn - 1] = SNAPSHOT
+    for told, _ in decisions(requests, [0.1] * 2):
+        assert [at for at, action in enumerate(told, 1) if action is SNAPSHOT] == [3, turn + 1]
+
+
 def test_votes_come_about_as_often_as_asked():
     """Turns of 0.1 s and 0.3 s on two workers, 0.2 s on average: every tenth turn is every 2 s."""
     (_, votes), (_, votes_too) = decisions([[NONE] * 60] * 2, [0.1, 0.3], every_s=2.0)
