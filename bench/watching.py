@@ -1,6 +1,6 @@
 """What it costs to watch: whole solver steps with and without somebody looking, in turns.
 
-    python -m bench.watching [--nets lenet] [--turns 30] [--steps 100] [--threads 1] [--workers P] [--json OUT]
+    python -m bench.watching [--nets lenet] [--turns N] [--steps N] [--threads 1] [--workers P] [--json OUT]
 
     record    --record: metrics, at every 10th iteration
     trace     --trace: the events of every iteration, written to the disk
@@ -10,7 +10,8 @@
     all       everything at once, with the trace
 
 What watching adds to a step does not depend on the batch, so it is measured where it shows: one solver in one process
-with a batch of one image, hundreds of steps plain, as many watched, over and over, the two in changing order. The
+with a batch of one image, a few steps plain, as many watched, over and over, the two in changing order: a processor
+that others use too changes its speed by a tenth within seconds, so what is compared should lie close together. The
 median of the differences is held against a step of the usual batch; what is added is what the watched process takes of
 a processor while nothing happens (a display is drawn by the clock): that part counts twice rather than not at all. A
 step of 27 ms varies by more than the 1 % that is asked for here; a difference of microseconds shows.
@@ -63,6 +64,7 @@ from poseidon.transport.vitals import Vitals
 LIMITS = {"record": 1.01, "trace": 1.02, "told": 1.01, "display": 1.01, "shown": 1.01, "all": 1.03}
 DISPLAY = 10
 IDLE_S = 2.0
+PLAIN_TURNS = 30
 
 Watching = Callable[[Solver, str], AbstractContextManager[object]]
 
@@ -153,7 +155,7 @@ def measure(net: str, options: argparse.Namespace, folder: str) -> list[Result]:
     subject = SUBJECTS[net]
     subject.write(f"{folder}/data")
     usual, small = (_solver(net, folder, batch) for batch in (subject.batch, 1))
-    plain_s = [_seconds(usual, 3 * DISPLAY) for _ in range(options.turns)]
+    plain_s = [_seconds(usual, 3 * DISPLAY) for _ in range(min(options.turns, PLAIN_TURNS))]
     step_s = statistics.median(plain_s)
     results = []
     for name, watching in WATCHED.items():
@@ -276,12 +278,14 @@ def _parts(result: Result) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nets", default="lenet")
-    parser.add_argument("--turns", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--turns", type=int, help="150; of jobs 30")
+    parser.add_argument("--steps", type=int, help="10; of jobs 100")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    turns, steps = (150, 10) if options.workers == 1 else (30, 100)
+    options.turns, options.steps = options.turns or turns, options.steps or steps
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} thread(s), medians of {options.turns} turns")
     print(f"{'net':12}{'watched':10}{'plain':>10}{'ratio':>8}{'from - to':>20}{'limit':>8}")

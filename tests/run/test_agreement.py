@@ -84,7 +84,7 @@ def test_a_stop_outranks_a_snapshot():
     assert [told for told, _ in decisions(requests, [1.0, 1.0])] == [[NONE, STOP, NONE]] * 2
 
 
-@pytest.mark.parametrize("seconds, late", [(10.0, 1), (0.1, 9)])
+@pytest.mark.parametrize(("seconds", "late"), [(10.0, 1), (0.1, 9)])
 def test_a_signal_that_reaches_one_worker_later_is_no_second_snapshot(seconds, late):
     """One turn later, however long turns are; or less than a second, however short."""
     of_two = [NONE] * 40
