@@ -6,7 +6,8 @@ as of `comm/scheduler.py` (`comm/conductor.py`); inside nothing is started toget
                       puts values into the children's parameters
 
 What may be done when is decided by `protocol.py`, where things lie by `memory.py`. A unit that the next forward pass
-needs sooner goes before others, in jobs and on the wire: its queue has a lower number.
+needs sooner goes before others, in jobs and on the wire: its queue has a lower number. But not before the values of the
+iteration before, of whatever unit: without them somebody else cannot even begin to compute what this one waits for.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ class NotifiedScheduler(Conductor[_Unit]):
             if isinstance(unit.exchange, PutFactors)
         }
         self._jobs: list[tuple[int, int, bool]] = []  # unit, flow, whether it is to be applied only
+        self._iteration = 0
         self._has_leavers = False
         self._thread = threading.Thread(target=self._run, name="poseidon-notified", daemon=True)
         self._thread.start()
@@ -96,6 +98,10 @@ class NotifiedScheduler(Conductor[_Unit]):
         with self._changed:
             entry.context = context
             entry.iteration += 1
+            if entry.iteration > self._iteration:
+                # All values of the last one have come, so all that others are to get from here have been put.
+                self._iteration = entry.iteration
+                self._endpoint.begin_round()
             entry.left = dict.fromkeys(entry.exchange.sends, 0)
             entry.puts = {send: [] for send in entry.left}
             for flow in entry.flows:

@@ -80,6 +80,10 @@ class Endpoint(Protocol):
     def notify(self, rank: int, note: Note, queue: int = 0) -> None:
         """A notification alone."""
 
+    def begin_round(self) -> None:
+        """What is put from now on waits behind what was put before, whatever its queue: queues say what is urgent
+        within a round."""
+
     def read(self, local: Tensor, spot: Spot) -> Work:
         """Starts to fetch another worker's bytes into a contiguous tensor."""
 

@@ -76,6 +76,7 @@ class SocketEndpoint:
         self._board = Board(self._reactor)
         self._lock = threading.Lock()
         self._num_sent = 0
+        self._round = 0
         self._frame_bytes = MAX_FRAME_BYTES
         self._outstanding = [0] * NUM_QUEUES
         self._reads: dict[int, tuple[Completion, memoryview]] = {}
@@ -148,6 +149,9 @@ class SocketEndpoint:
                 self._send_all(link, frames, queue)
         self._num_sent += num_bytes
 
+    def begin_round(self) -> None:
+        self._round += 1
+
     def notify(self, rank: int, note: Note, queue: int = 0) -> None:
         check_note(note, queue)
         if rank == self.rank:
@@ -175,7 +179,7 @@ class SocketEndpoint:
 
     def _send(self, link: Link, head: bytes, payload: memoryview | None, queue: int) -> None:
         try:
-            if not link.give(head, payload, queue):
+            if not link.give(head, payload, (self._round, queue)):
                 self._reactor.arm(link)
         except OSError as error:
             self._lose(link.rank, f"is lost: its connection broke ({error.strerror or error})")
@@ -383,7 +387,7 @@ class SocketEndpoint:
         for link in self._links.values():
             if not link.has_left:
                 link.is_told = True
-                self._reactor.say(link, header(BYE), queue=NUM_QUEUES)
+                self._reactor.say(link, header(BYE), urgency=(self._round, NUM_QUEUES))
         deadline_s, num_left = time.monotonic() + FAREWELL_S, -1
         while time.monotonic() < deadline_s and self._board.error is None:
             waiting = sum(link.num_waiting for link in self._links.values() if not link.has_left)

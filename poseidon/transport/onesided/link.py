@@ -1,8 +1,8 @@
 """Link: one connection to another worker: frames on their way out, frames coming in.
 
-Out: frames wait in the order (queue, time given). A small one is handed to the kernel at once by the thread that gives
-it, if nothing waits before it; the rest leaves when the connection has room. A frame that has begun is finished first.
-Signs of life wait for nothing but that.
+Out: frames wait in the order (round, queue, time given). A small one is handed to the kernel at once by the thread that
+gives it, if nothing waits before it; the rest leaves when the connection has room. A frame that has begun is finished
+first. Signs of life wait for nothing but that.
 
 In: headers and whatever comes with them are read into a small buffer; the rest of a long payload is read straight into
 the memory it is for. What a frame is for, `Inbox` decides.
@@ -34,6 +34,8 @@ from poseidon.transport.pacing import URGENT_BYTES, Pace
 AT_ONCE_BYTES = 64 << 10
 STAGE_BYTES = 64 << 10
 _NOTHING = memoryview(b"")
+Urgency = tuple[int, int]  # a round, and a queue in it; what is lower goes first
+MOST_URGENT: Urgency = (0, 0)
 TURN_BYTES = 4 << 20  # a link reads so much before others are read
 _BEAT = header(BEAT)
 
@@ -106,7 +108,7 @@ class Link:
         self.sizes: dict[int, int] = {}
         self.windows: dict[int, Segment] = {}
         self.numbers = count()
-        self._waiting: list[tuple[int, int, _Frame]] = []
+        self._waiting: list[tuple[Urgency, int, _Frame]] = []
         self._begun: _Frame | None = None
         self._send_lock = threading.Lock()
         self._receive_lock = threading.Lock()
@@ -136,15 +138,16 @@ class Link:
             self.windows[segment] = mapped(self.peer_file, start, num_bytes)
 
     # -- out --------------------------------------------------------------------------------------------------------
-    def give(self, head: bytes, payload: memoryview | None, queue: int) -> bool:
+    def give(self, head: bytes, payload: memoryview | None, urgency: Urgency) -> bool:
         """Takes a frame; false if something has to wait for room, so that `flush` must be called when there is."""
         with self._send_lock:
             if self.is_closed or self.has_left:
                 return True
-            is_first = self._begun is None and (not self._waiting or queue < self._waiting[0][0])
+            is_first = self._begun is None and (not self._waiting or urgency < self._waiting[0][0])
             if is_first and (payload is None or self._may_go_at_once(len(payload))):
-                return self._push_at_once(head, payload, queue)
-            heapq.heappush(self._waiting, (queue, next(self.numbers), self._waiting_frame(head, payload, queue)))
+                return self._push_at_once(head, payload, urgency[1])
+            frame = self._waiting_frame(head, payload, urgency[1])
+            heapq.heappush(self._waiting, (urgency, next(self.numbers), frame))
             return False
 
     def _may_go_at_once(self, length: int) -> bool:
@@ -179,10 +182,10 @@ class Link:
     def has_begun(self) -> bool:
         return self._begun is not None
 
-    def urgency(self) -> tuple[int, int]:
-        """Of what it would send next: what has begun goes on first, then lower queues, then what was given first."""
+    def urgency(self) -> tuple[Urgency, int]:
+        """Of what it would send next, and its number: what has begun goes on first, then what was given first."""
         if self._begun is not None or not self._waiting:
-            return (-1, 0)
+            return (-1, 0), 0
         return self._waiting[0][:2]
 
     def _waiting_frame(self, head: bytes, payload: memoryview | None, queue: int) -> _Frame:

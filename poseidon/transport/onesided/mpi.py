@@ -6,8 +6,8 @@ One window over all segments (dynamic: each is attached when it is made, and eve
 MPI_Put and a flush, after which the bytes are at their target; then the notification goes as a message of 24 bytes.
 
 MPI moves nothing towards a process that does not call it. So every worker has one thread that does all of MPI's work:
-it carries out what was asked for, the lowest queue first, looks for notifications after each job, and with nothing to
-do looks ever more rarely, up to every IDLE_S. Other endpoints of the process have threads of their own
+it carries out what was asked for, round by round, the lowest queue first, looks for notifications after each job, and
+with nothing to do looks ever more rarely, up to every IDLE_S. Other endpoints of the process have threads of their own
 (MPI_THREAD_MULTIPLE).
 
 MPI does not tell who is lost; most implementations end the job, others wait for the lost one for ever. So a second
@@ -144,6 +144,9 @@ class MpiEndpoint:
             self._change_waiting(queue, -1)
 
         self._errands.add(queue, put)
+
+    def begin_round(self) -> None:
+        self._errands.begin_round()
 
     def notify(self, rank: int, note: Note, queue: int = 0) -> None:
         check_note(note, queue)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from poseidon.transport.health import HealthOptions
-from poseidon.transport.onesided.link import Inbox, Link
+from poseidon.transport.onesided.link import MOST_URGENT, Inbox, Link, Urgency
 from poseidon.transport.onesided.turns import Turns
 from poseidon.transport.pacing import Alarm, Pace
 
@@ -239,8 +239,8 @@ class Reactor:
             if not link.beat():
                 self.arm(link)
 
-    def say(self, link: Link, head: bytes, payload: memoryview | None = None, queue: int = 0) -> None:
+    def say(self, link: Link, head: bytes, payload: memoryview | None = None, urgency: Urgency = MOST_URGENT) -> None:
         """Sends a frame of our own."""
         with contextlib.suppress(OSError):
-            if not link.give(head, payload, queue):
+            if not link.give(head, payload, urgency):
                 self.arm(link)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 
-from poseidon.transport.onesided.link import Link
+from poseidon.transport.onesided.link import Link, Urgency
 
 MOST_ACTIVE = 2
 
@@ -89,6 +89,6 @@ class Turns:
             begun.append(link)
         return begun
 
-    def _urgency(self, link: Link) -> tuple[int, int, int]:
-        queue, number = link.urgency()
-        return queue, self._last_turns.get(link, 0), number
+    def _urgency(self, link: Link) -> tuple[Urgency, int, int]:
+        urgency, number = link.urgency()
+        return urgency, self._last_turns.get(link, 0), number

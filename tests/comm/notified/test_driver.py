@@ -79,6 +79,31 @@ def test_parameters_lie_in_the_segment_that_others_put_into():
     run_workers(2, work)
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nothing_overtakes_values_of_the_iteration_before(scheme):
+    """Values that others still lack belong to an older round than every gradient of the next iteration."""
+
+    def work(transport: Transport) -> list[tuple[int, int]]:
+        worker = join_deep(deep_plan(3, scheme), transport)
+        endpoint = worker.updates.scheduler._endpoint
+        rounds, puts = [], []
+        write_notify = endpoint.write_notify
+
+        def put(local: torch.Tensor, spot: Any, note: Any, queue: int = 0) -> None:
+            puts.append((note.value, len(rounds)))
+            write_notify(local, spot, note, queue)
+
+        endpoint.begin_round, endpoint.write_notify = lambda: rounds.append(1), put
+        worker.solver.step(4)
+        worker.updates.drain()
+        worker.close()
+        return puts
+
+    for puts in run_workers(3, work):
+        assert {version for version, _ in puts} == {1, 2, 3, 4}
+        assert all(version == number for version, number in puts)
+
+
 def test_each_scheme_puts_the_bytes_that_the_plan_predicts():
     for scheme in (Scheme.SERVER, Scheme.TREE):
         plan, size, steps = deep_plan(4, scheme), 4, 3

@@ -139,13 +139,15 @@ def test_notifications_are_heard_while_puts_flow():
     assert on_each(world, act) == [True] * size
 
 
-def test_lower_queues_go_first():
+def test_lower_queues_go_first_in_each_round():
     world = World(2)
 
     def act(end, transport):
         if end.rank == 0:
             world.hold.set()
-            for queue, num_bytes in ((5, 1), (5, 2), (3, 3), (0, 4)):
+            for queue, num_bytes in ((5, 1), (5, 2), (3, 3), (0, 4), (4, 5), (0, 6)):
+                if num_bytes == 5:
+                    end.begin_round()
                 end.write_notify(torch.zeros(num_bytes, dtype=torch.uint8), Spot(1, 0), None, queue)
                 while not world.log:  # the first one is under way, and does not end
                     time.sleep(0.001)
@@ -156,7 +158,7 @@ def test_lower_queues_go_first():
         transport.barrier(10)
 
     on_each(world, act)
-    assert world.log == [("put", 1), ("put", 4), ("put", 3), ("put", 2)]
+    assert world.log == [("put", num_bytes) for num_bytes in (1, 4, 3, 2, 6, 5)]
 
 
 def test_close_does_not_wait_for_ever_for_one_that_does_not_leave(monkeypatch):

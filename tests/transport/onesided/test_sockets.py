@@ -162,18 +162,35 @@ def test_urgent_puts_pass_between_the_frames_of_long_ones(half):
     long, short = torch.ones(12 << 20, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     end.write_notify(long, Spot(1, 0), Note(1, 1), queue=5)
     end.write_notify(short, Spot(1, 1), Note(2, 1), queue=0)
-    order: list[int] = []
-    other.settimeout(10.0)
-    stream = other.makefile("rb")
-    while sum(id > 0 for id in order) < 2:
-        kind, _, _, length, id, value = HEADER.unpack(stream.read(HEADER.size))
-        stream.read(length)
-        if kind == PUT:
-            order.append(id if value else 0)
+    order = ids_of_puts(other, 2)
     assert order.index(2) < 6  # of 13 frames; some were on their way already
     assert order[-1] == 1
     end.wait(5, 10.0)
-    stream.close()
+
+
+def test_nothing_overtakes_what_was_put_in_the_round_before(half):
+    end, other = half
+    other.sendall(header(SEGMENT, segment=0, value=12 << 20) + header(SEGMENT, segment=1, value=1))
+    long, short = torch.ones(12 << 20, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+    end.write_notify(long, Spot(1, 0), Note(1, 1), queue=5)
+    end.begin_round()
+    end.write_notify(short, Spot(1, 1), Note(2, 1), queue=3)
+    end.write_notify(short, Spot(1, 1), Note(3, 1), queue=0)
+    assert [id for id in ids_of_puts(other, 3) if id] == [1, 3, 2]
+    end.wait(5, 10.0)
+
+
+def ids_of_puts(other: socket.socket, num_puts: int) -> list[int]:
+    """Frame by frame as they come, until so many puts are complete; 0 for one that is not its put's last."""
+    order: list[int] = []
+    other.settimeout(10.0)
+    with other.makefile("rb") as stream:
+        while sum(id > 0 for id in order) < num_puts:
+            kind, _, _, length, id, value = HEADER.unpack(stream.read(HEADER.size))
+            stream.read(length)
+            if kind == PUT:
+                order.append(id if value else 0)
+    return order
 
 
 def test_a_killed_process_is_an_exception_in_the_others(worker_pool):

@@ -30,7 +30,7 @@ def links():
 def test_at_most_so_many_send_at_a_time_and_all_come_to_it(links):
     turns = Turns()
     for link in links:
-        assert not link.give(b"h", LONG, queue=1)
+        assert not link.give(b"h", LONG, (0, 1))
         turns.want(link)
     served = []
     for _ in range(100):
@@ -47,8 +47,8 @@ def test_at_most_so_many_send_at_a_time_and_all_come_to_it(links):
 
 def test_the_most_urgent_goes_first(links):
     turns = Turns()
-    for queue, link in zip((3, 3, 3, 0, 1), links, strict=True):
-        link.give(b"h", LONG, queue)
+    for urgency, link in zip(((0, 3), (0, 3), (1, 0), (0, 0), (0, 1)), links, strict=True):
+        link.give(b"h", LONG, urgency)
     begun = [link.rank for link in links[:2] for link in turns.want(link)]
     assert begun == [0, 1]
     for link in links[2:]:
