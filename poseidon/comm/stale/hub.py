@@ -26,7 +26,7 @@ from poseidon.comm.conductor import placed
 from poseidon.comm.stale.cache import Cache
 from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.mailbox import NUM_SLOTS, SLOT_BYTES, Mailbox
-from poseidon.comm.stale.message import Kind, Message
+from poseidon.comm.stale.message import FROM_SERVERS, Kind, Message
 from poseidon.comm.stale.outgoing import ORDINARY, InOrder, MessageScheduler
 from poseidon.comm.stale.shard import Addition, Shard
 from poseidon.errors import PeerLost, TransportError, TransportTimeout, UsageError
@@ -247,7 +247,7 @@ class Hub:
                 self._changed.notify_all()
         elif message.table not in self._specs:
             self._early[message.table].append((sender, message))
-        elif message.kind in (Kind.VALUES, Kind.RECALLED, Kind.LEFT):
+        elif message.kind in FROM_SERVERS:
             with self.lock:
                 self._take(sender, message)
                 self._changed.notify_all()

@@ -24,7 +24,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from poseidon.comm.stale.message import Message, read_message
+from poseidon.comm.stale.message import FROM_SERVERS, Kind, Message, read_message
 from poseidon.comm.stale.outgoing import Letter, MessageScheduler, joined
 from poseidon.errors import PeerLost, TransportError
 from poseidon.transport.onesided import Endpoint, Note, Spot
@@ -72,6 +72,7 @@ class Mailbox:
         self._num_sent = [0] * self.size
         self._num_emptied = [0] * self.size  # of what was sent, as far as receivers have told
         self._num_messages = 0
+        self._clocks: Counter[tuple[int, int, bool]] = Counter()  # of the last letter, by receiver, table and role
         self.bytes_sent = 0
         self.bytes_received = 0
         self.sent_about: Counter[int] = Counter()  # of the bytes sent, by table
@@ -95,7 +96,18 @@ class Mailbox:
         ranks = list(to)
         for rank in ranks:
             self.num_made[rank, message.table] += len(pieces)
-        return [Letter(rank, piece, priority, message.table, is_early) for rank in ranks for piece in pieces]
+        clocks = {rank: self._clock_of(message, rank) for rank in ranks}
+        return [
+            Letter(rank, piece, priority, message.table, is_early, clocks[rank]) for rank in ranks for piece in pieces
+        ]
+
+    def _clock_of(self, message: Message, rank: int) -> int:
+        """Of the updates that it brings, or whose outcome. What has no clock of its own keeps its place behind what the
+        same role, worker or server, has said of the table before."""
+        own = message.clock if message.kind is Kind.DELTA else message.clock - 1 if message.kind is Kind.VALUES else 0
+        role = rank, message.table, message.kind in FROM_SERVERS
+        self._clocks[role] = max(self._clocks[role], own)
+        return self._clocks[role]
 
     def post(self, message: Message, to: Iterable[int], priority: int) -> None:
         """Sends a message to other ranks when its turn comes."""

@@ -55,6 +55,9 @@ class Kind(enum.IntEnum):
     GOODBYE = 10
 
 
+FROM_SERVERS = frozenset({Kind.VALUES, Kind.RECALLED, Kind.LEFT})
+
+
 class Form(enum.IntEnum):
     NOTHING = 0
     DENSE = 1

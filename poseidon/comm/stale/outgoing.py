@@ -22,7 +22,8 @@ The hub's thread owns it and calls
 from one thread, so it needs no locks; `now_s` is a monotonic clock's, so that tests can play it. A scheduler that
 limits bandwidth counts `letter.num_bytes` in `sent`, lets `take` return None, and `due_s` say for how long; what goes
 to neighbours costs nothing and is held up by nothing. It must let every letter go at last. `InOrder` is the plain one:
-more urgent first, else first come, first served.
+older clocks first, in a clock what is more urgent, else first come, first served. (Were a later clock's most urgent
+letters to overtake what an earlier one still lacks, somebody would wait for that while others run on to the bound.)
 
 Early deltas
 ------------
@@ -48,12 +49,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-URGENT, ORDINARY, EARLY = 0, 100, 1000
+ORDINARY = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """`data`: the bytes to be put. `priority`: lower goes first. `stream`: whose order among themselves must stay.
+    """`data`: the bytes to be put. `clock`: of the updates that it brings, or whose outcome; older ones go first.
+    `priority`: of one clock, lower goes first. `stream`: whose order among themselves must stay.
 
     `is_early`: carries deltas that need not go before the clock.
     """
@@ -63,6 +65,7 @@ class Letter:
     priority: int = ORDINARY
     stream: int = 0
     is_early: bool = False
+    clock: int = 0
 
     @property
     def num_bytes(self) -> int:
@@ -136,23 +139,23 @@ class MessageScheduler(Protocol):
 
 
 class InOrder:
-    """More urgent letters first, then first come, first served; deltas wait for their clock."""
+    """Older clocks first, then more urgent letters, then first come, first served; deltas wait for their clock."""
 
     def __init__(self) -> None:
-        self._queues: dict[int, list[tuple[int, int, Letter]]] = {}
+        self._queues: dict[int, list[tuple[int, int, int, Letter]]] = {}
         self._count = 0
         self.num_waiting = 0
 
     def put(self, letter: Letter) -> None:
-        heapq.heappush(self._queues.setdefault(letter.to, []), (letter.priority, self._count, letter))
+        heapq.heappush(self._queues.setdefault(letter.to, []), (letter.clock, letter.priority, self._count, letter))
         self._count += 1
         self.num_waiting += 1
 
     def take(self, ready: Collection[int], now_s: float) -> Letter | None:
-        heads = [(queue[0][0], queue[0][1], to) for to, queue in self._queues.items() if queue and to in ready]
+        heads = [(queue[0][:3], to) for to, queue in self._queues.items() if queue and to in ready]
         if not heads:
             return None
-        _, _, letter = heapq.heappop(self._queues[min(heads)[2]])
+        letter = heapq.heappop(self._queues[min(heads)[1]])[3]
         self.num_waiting -= 1
         return letter
 

@@ -11,6 +11,7 @@ import torch
 
 from poseidon.comm.events import UnitRead
 from poseidon.comm.stale.hub import Hub, HubOptions
+from poseidon.comm.stale.mailbox import Mailbox
 from poseidon.comm.stale.managed import (
     Managed,
     ManagedOptions,
@@ -19,13 +20,16 @@ from poseidon.comm.stale.managed import (
     RowOrder,
     Unlimited,
 )
+from poseidon.comm.stale.message import Kind, Message
 from poseidon.comm.stale.outgoing import InOrder, Letter, Waiting
 from poseidon.comm.stale.row_units import RowTable
 from poseidon.plan import Scheme
 from poseidon.run.managed_updates import ManagedUpdates
 from poseidon.run.options import ROW_ORDERS
 from poseidon.run.roundtable import Roundtable
+from poseidon.transport.base import Peer
 from poseidon.transport.inproc import run_workers
+from poseidon.transport.onesided.inproc import Fabric
 from tests.comm.nets import CASES, MLP, Case
 from tests.comm.training import Fed, one_worker, plain_request, plan_of, solver_of, values_of
 
@@ -59,10 +63,10 @@ class Rows:
         return [letter(f"{self.table}:{row}", self.owner, size=self.row_bytes) for row in found]
 
 
-def letter(name, to=1, priority=100, size=100):
+def letter(name, to=1, priority=100, size=100, clock=0):
     data = torch.zeros(size, dtype=torch.uint8)
     data[: len(name)] = torch.tensor(list(name.encode()), dtype=torch.uint8)
-    return Letter(to, data, priority)
+    return Letter(to, data, priority, clock=clock)
 
 
 def name_of(found):
@@ -87,6 +91,28 @@ def managed(order, **options):
 
 
 MAGNITUDES, WEIGHTS, SINCE = [3.0, 8.0, 1.0, 4.0, 2.0], [1.0, 10.0, 0.1, 1.0, 4.0], [5, 1, 4, 2, 3]
+
+
+def test_older_clocks_leave_first_and_in_each_what_is_urgent():
+    scheduler = InOrder()
+    for name, to, priority, clock in (("a", 1, 103, 4), ("b", 1, 100, 5), ("c", 2, 101, 5), ("d", 2, 102, 4)):
+        scheduler.put(letter(name, to, priority, clock=clock))
+    assert played(scheduler, ready=(1, 2)) == ["d", "a", "b", "c"]
+
+
+def test_what_a_role_says_of_a_table_keeps_its_order():
+    """What has no clock of its own goes with what was said before; values and deltas do not hold each other up."""
+    mailbox = Mailbox(Fabric((Peer(0, "a", 1), Peer(1, "b", 2))).endpoints[0], InOrder())
+
+    def clock_of(kind, clock=0, table=7):
+        (found,) = mailbox.letters(Message(kind, table, clock=clock), [1], 100)
+        return found.clock
+
+    assert clock_of(Kind.DELTA, 4) == 4
+    assert clock_of(Kind.VALUES, 3) == 2  # the outcome of clock 2
+    assert clock_of(Kind.READ, 2) == clock_of(Kind.LEAVE) == 4
+    assert clock_of(Kind.LEFT) == 2
+    assert clock_of(Kind.DELTA, 1, table=8) == 1
 
 
 def test_the_most_important_rows_leave_first():
