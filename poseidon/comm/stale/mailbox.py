@@ -103,7 +103,10 @@ class Mailbox:
 
     def _clock_of(self, message: Message, rank: int) -> int:
         """Of the updates that it brings, or whose outcome. What has no clock of its own keeps its place behind what the
-        same role, worker or server, has said of the table before."""
+        same role, worker or server, has said of the table before; a question overtakes: the answer waits for what it
+        must."""
+        if message.kind is Kind.READ:
+            return message.clock - 1
         own = message.clock if message.kind is Kind.DELTA else message.clock - 1 if message.kind is Kind.VALUES else 0
         role = rank, message.table, message.kind in FROM_SERVERS
         self._clocks[role] = max(self._clocks[role], own)

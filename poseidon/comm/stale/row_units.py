@@ -26,7 +26,8 @@ from poseidon.comm.part import Apply, Member, Part
 from poseidon.comm.stale.hub import Hub
 from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.lazy import LazyTable, LazyUpdates
-from poseidon.comm.stale.message import Kind, Message
+from poseidon.comm.stale.message import Message
+from poseidon.comm.stale.protocol import version_needed
 from poseidon.comm.stale.scheduler import StaleScheduler, _Unit
 from poseidon.comm.stale.units import Moment, Segment, TableDense, UnitTable
 from poseidon.plan import CommPlan, Send
@@ -146,12 +147,7 @@ class RowScheduler(StaleScheduler):
 
         self._hub.soon(flush)
 
-    def _ask(self, entry: _Unit, need: int) -> None:
+    def _ask(self, entry: _Unit, staleness: int) -> None:
         """Values come when there is room for them; who waits for them asks."""
-        reads = [
-            (span.owner, Message(Kind.READ, table.spec.index, part, need))
-            for table in entry.tables
-            for part, span in enumerate(table.spec.spans)
-            if span.owner != self._hub.rank and table.cache.versions[part] < need
-        ]
-        self._hub.post(reads)
+        reads = self._reads(entry.tables, version_needed(entry.clock, staleness))
+        self._hub.post((owner, read) for owner, read in reads if owner != self._hub.rank)

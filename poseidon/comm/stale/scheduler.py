@@ -48,6 +48,7 @@ class _Unit(Progress):
     tables: list[UnitTable] = field(default_factory=list)
     clock: int = 0
     read_at: int = -1  # the clock at which values were last taken over
+    asked: int = 0  # the latest version that was asked for
 
 
 class StaleScheduler(Conductor[_Unit]):
@@ -91,20 +92,20 @@ class StaleScheduler(Conductor[_Unit]):
     def wait(self, unit: int) -> None:
         entry = self._units[unit]
         if entry.read_at != entry.clock:
-            self._read(unit, entry, version_needed(entry.clock, self._staleness))
+            self._read(unit, entry, self._staleness)
 
     def drain(self) -> None:
         for unit, entry in self._units.items():
-            self._read(unit, entry, entry.clock)
+            self._read(unit, entry, 0)
 
-    def _read(self, unit: int, entry: _Unit, need: int) -> None:
-        """Takes over what is here, when it has at least this version."""
-        hub = self._hub
+    def _read(self, unit: int, entry: _Unit, staleness: int) -> None:
+        """Takes over what is here, when it is no staler than this."""
+        hub, need = self._hub, version_needed(entry.clock, staleness)
         with hub.lock:
             is_here = self._version(entry) >= need
         if not is_here:
             self._tell(WaitStarted(unit))
-            self._ask(entry, need)
+            self._ask(entry, staleness)
             hub.wait_for(lambda: self._version(entry) >= need, str(entry.exchange))
             self._tell(WaitEnded(unit))
         with hub.lock:
@@ -120,16 +121,25 @@ class StaleScheduler(Conductor[_Unit]):
     def _version(self, entry: _Unit) -> int:
         return min(int(table.cache.versions.min()) for table in entry.tables)
 
-    def _ask(self, entry: _Unit, need: int) -> None:
-        """Where values do not come by themselves."""
-        reads = [
+    def _ask(self, entry: _Unit, staleness: int) -> None:
+        """Where values do not come by themselves: for those of all units, not only of the one that is waited for. Else
+        the wire would stand still from one unit's answer to the next one's question."""
+        reads = []
+        for other in self._units.values():
+            need = version_needed(other.clock, staleness)
+            if other.asked < need:
+                other.asked = need
+                reads += self._reads([table for table in other.tables if table.spec.mode is Mode.PULL], need)
+        self._hub.post(reads)
+
+    def _reads(self, tables: Sequence[UnitTable], need: int) -> list[tuple[int, Message]]:
+        """What asks servers for the parts that are older than needed."""
+        return [
             (span.owner, Message(Kind.READ, table.spec.index, part, need))
-            for table in entry.tables
-            if table.spec.mode is Mode.PULL
+            for table in tables
             for part, span in enumerate(table.spec.spans)
             if table.cache.versions[part] < need
         ]
-        self._hub.post(reads)
 
     # -- the rest of a conductor ------------------------------------------------------------------------------------
     def begin_anew(self) -> None:
