@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from poseidon.comm.stale.forms import add_update, dense_of, pairs_payload, rows_of, rows_payload
+from poseidon.comm.stale.forms import ChosenRows, add_update, dense_of, pairs_payload, rows_of, rows_payload
 from poseidon.comm.stale.layout import TableSpec
 from poseidon.comm.stale.message import Form, Kind, Message, as_bytes
 
@@ -108,10 +108,9 @@ class OwnUpdates(Cache):
             values += waiting
             return
         if self._sent[part]:
-            recent = torch.zeros(span.num_rows, self.spec.width, dtype=values.dtype)
+            chosen = ChosenRows(rows, values, span.num_rows)
             for message in self._sent[part]:
-                add_update(recent, message)
-            values += recent[rows.long()]
+                chosen.add(message)
         values += waiting[rows.long()]
 
     # -- deltas -----------------------------------------------------------------------------------------------------

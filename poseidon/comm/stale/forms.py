@@ -71,6 +71,29 @@ def add_update(total: Tensor, message: Message, scale: float = 1.0) -> None:
         total.add_(outer(*factors_of(message, shape, dtype)), alpha=scale)
 
 
+class ChosenRows:
+    """Some rows of a part, to which updates are added as far as they are for these."""
+
+    def __init__(self, numbers: Tensor, rows: Tensor, num_rows: int) -> None:
+        self._numbers, self._rows = numbers.long(), rows
+        self._places = torch.full((num_rows,), -1)
+        self._places[self._numbers] = torch.arange(len(self._numbers))
+
+    def add(self, message: Message) -> None:
+        """Costs what the message's rows and these have in common, where it has rows."""
+        width, dtype = self._rows.shape[1], self._rows.dtype
+        if message.form in (Form.ROWS, Form.HALF):
+            numbers, delta = rows_of(message, width, dtype)
+            places = self._places[numbers.long()]
+            common = (places >= 0).nonzero()[:, 0]
+            if len(common):
+                self._rows.index_add_(0, places[common], delta[common])
+        elif message.form is not Form.NOTHING:
+            total = torch.zeros(len(self._places), width, dtype=dtype)
+            add_update(total, message)
+            self._rows += total[self._numbers]
+
+
 def sum_updates(updates: Sequence[Message], shape: tuple[int, int], dtype: torch.dtype, product: Product) -> Tensor:
     """The sum of updates, in the order given, in memory of its own."""
     if updates and all(update.form is Form.FACTORS for update in updates):
