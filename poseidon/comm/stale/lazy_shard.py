@@ -95,13 +95,16 @@ class LazyShard(Shard):
     def letters_to(self, ready: Collection[int], letter_bytes: int) -> list[Letter]:
         """The rows that some worker has lacked longest, as many as one letter holds."""
         for worker, part in list(self._pending):
+            if worker in self._left:
+                del self._pending[worker, part]
+                continue
+            if worker not in ready:
+                continue
             held = self._parts[part]
             tags = self._tags[held.span][worker]
             num_lacking = int((tags != _LACKS_NOTHING).sum())
-            if worker in self._left or (num_lacking == 0 and worker in ready):
+            if num_lacking == 0:
                 del self._pending[worker, part]
-            if worker in self._left or worker not in ready:
-                continue
             count = max(1, letter_bytes // (4 + self.spec.row_bytes))
             if num_lacking <= count:
                 reply = self._rows_below(part, held, worker, _LACKS_NOTHING)
