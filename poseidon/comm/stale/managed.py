@@ -231,8 +231,8 @@ class Managed:
         return []
 
     def _choose(self, ready: Collection[int]) -> list[tuple[DeltaSource, np.ndarray]]:
-        """Rows of all tables compete with each other, one by one; those of a table travel together."""
-        sources, rows, scores, sizes = [], [], [], []
+        """Rows of all tables compete with each other, one by one; those of a table to one server travel together."""
+        sources, rows, owners, scores, sizes = [], [], [], [], []
         for source in self._sources:
             if source.num_waiting() == 0:
                 continue
@@ -241,19 +241,21 @@ class Managed:
             if len(chosen) == 0:
                 continue
             rows.append(waiting.rows[chosen])
+            owners.append(waiting.owners[chosen])
             scores.append(self._scores(source.table, waiting)[chosen])
             sizes.append(np.full(len(chosen), waiting.row_bytes))
             sources.append(source)
         if not sources:
             return []
-        owner_of = np.repeat(np.arange(len(sources)), [len(own) for own in rows])
+        tables = np.repeat(np.arange(len(sources)), [len(own) for own in rows])
         first = np.argsort(-np.concatenate(scores), kind="stable")
         room = np.cumsum(np.concatenate(sizes)[first])
         letter_bytes = self.allowance.letter_bytes
         most_bytes = max(CHOSEN * letter_bytes, int(room[-1]) // PASSES)
         first = first[: max(1, np.searchsorted(room, most_bytes, "right"))]
         counts = [max(1, letter_bytes // int(size[0])) for size in sizes]
-        return _in_letters(sources, owner_of[first], np.concatenate(rows)[first], counts)
+        ways = np.stack((tables, np.concatenate(owners)), 1)[first]
+        return [(sources[table], own) for table, own in _in_letters(ways, np.concatenate(rows)[first], counts)]
 
     def _scores(self, table: int, waiting: Waiting) -> np.ndarray:
         """Of every row that waits: the highest goes first."""
@@ -270,16 +272,14 @@ class Managed:
         return scores
 
 
-def _in_letters(
-    sources: Sequence[DeltaSource], tables: np.ndarray, rows: np.ndarray, counts: Sequence[int]
-) -> list[tuple[DeltaSource, np.ndarray]]:
-    """Rows in the order of their importance, each of one of the tables, as letters in the order of their first rows;
-    so many rows to a letter, by table."""
-    found: list[tuple[int, DeltaSource, np.ndarray]] = []
-    for table in np.unique(tables):
-        places = np.flatnonzero(tables == table)
+def _in_letters(ways: np.ndarray, rows: np.ndarray, counts: Sequence[int]) -> list[tuple[int, np.ndarray]]:
+    """Rows in the order of their importance, each of a table and to a server (`ways`), as letters in the order of their
+    first rows, with their table; so many rows to a letter, by table."""
+    found: list[tuple[int, int, np.ndarray]] = []
+    for table, owner in np.unique(ways, axis=0):
+        places = np.flatnonzero((ways[:, 0] == table) & (ways[:, 1] == owner))
         for start in range(0, len(places), counts[table]):
             letter = places[start : start + counts[table]]
-            found.append((int(letter[0]), sources[table], rows[letter]))
+            found.append((int(letter[0]), int(table), rows[letter]))
     found.sort(key=lambda entry: entry[0])
-    return [(source, letter) for _, source, letter in found]
+    return [(table, letter) for _, table, letter in found]
