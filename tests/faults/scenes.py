@@ -166,8 +166,10 @@ def link_cut_and_mended(scene: Scene) -> None:
     host = scene.other_host()
     scene.somewhere()
     scene.strike(lambda: scene.lab.lab.cut(host))
-    scene.wait_for("error: host 10.77.0.", "is cut off")
+    noticed = scene.wait_for("error: host 10.77.0.", "is cut off")
     scene.lab.lab.mend(host)
+    # It is back before it is cut off again: where the cut took its time, the next part of the run may be over already.
+    scene.running.wait_for("Initializing solver from parameters", after=noticed)
 
 
 def link_cut(scene: Scene) -> None:
