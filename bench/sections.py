@@ -42,7 +42,7 @@ def single_device(quick: bool) -> list[Ratio]:
     torch.set_num_threads(1)
     ratios = []
     for name in ("lenet", "alexnet", "googlenet", "resnet50") if quick else net.SUBJECTS:
-        found = net.measure(name, 5 if quick else 15)
+        found = net.measure(name, 3 if quick else 15)
         what = f"{name}, batch {found.batch}"
         low, high = found.time_spread
         ratios.append(Ratio(f"{what}: time / PyTorch's", found.time_ratio, low, high, found.time_limit))
@@ -151,7 +151,7 @@ def bytes_on_wire(quick: bool) -> list[Ratio]:
 
 
 def lab_training(quick: bool) -> list[Ratio]:
-    words = ["--rounds", "2", "--iterations", "4", "--contenders", "auto,ddp"] if quick else ["--rounds", "3"]
+    words = ["--rounds", "1", "--iterations", "4", "--contenders", "auto,ddp"] if quick else ["--rounds", "3"]
     ratios = []
     for subject in ("alexnet",) if quick else lab.SUBJECTS:
         found = lab.compare(subject, lab.options_of(words))
@@ -164,8 +164,8 @@ def lab_training(quick: bool) -> list[Ratio]:
 
 
 def any_module(quick: bool) -> list[Ratio]:
-    words = ["--contenders", "ours,ddp,ddp-sparse" if quick else ",".join(parallel.CONTENDERS)]
-    words += ["--rounds", "2", "--iterations", "4"] if quick else ["--rounds", "3"]
+    words = ["--contenders", "ours,ddp-sparse" if quick else ",".join(parallel.CONTENDERS)]
+    words += ["--rounds", "1", "--iterations", "4"] if quick else ["--rounds", "3"]
     ratios = []
     for subject in ("embedding",) if quick else parallel.SUBJECTS:
         found = parallel.compare(subject, parallel.options_of(words))
