@@ -12,7 +12,7 @@ from tests.faults.case import BASE, MAX_ITER, blobs, copy_base, history, write_c
 from tests.faults.ssh_lab import PORT, SshLab, address
 
 NUM_ROUNDS = 3
-LONG = 4 * MAX_ITER  # a scan of all ports takes seconds
+LONG = 24 * MAX_ITER  # a scan of all ports takes ten seconds and more on a busy host, and the job must outlast it
 # Runs on a host: looks which ports of a span answer; then for each place connects some times, sends bytes, waits for an
 # answer or not, goes away.
 THROW = """
