@@ -132,7 +132,7 @@ def test_votes_between_turns_that_take_no_time():
 
 
 def test_training_votes_rarely_by_default(listing):
-    """One vote of 24 bytes in an iteration, at most; a second's worth of iterations apart in the end."""
+    """One vote of 32 bytes in an iteration, at most; a second's worth of iterations apart in the end."""
 
     def act(worker):
         sent = []

@@ -229,7 +229,7 @@ def test_a_killed_worker_ends_the_job_and_is_named(tmp_path):
         assert process.process.wait() == 128 + signal.SIGKILL
     survivor, launcher = end.splitlines()[-2:]
     assert survivor.startswith(f"poseidon: error: rank 1 (host {os.uname().nodename}, pid {pids[1]}) is lost: ")
-    assert re.search(r"exchanging unit 0: fc1/0|all-reduce of 24 B", survivor)  # gradients, or the vote on stopping
+    assert re.search(r"exchanging unit 0: fc1/0|all-reduce of 32 B", survivor)  # gradients, or the vote on stopping
     assert launcher.startswith(
         f"poseidon: error: rank 1 (host {os.uname().nodename}, pid {pids[1]}) was ended by SIGKILL"
     )
