@@ -4,12 +4,12 @@
 
 Emulated hosts (`bench/netlab.py`), real TCP, real training of a net that has far more to send than to compute, so that
 the limit is what an iteration waits for: wide layers and two samples; where factors travel, narrow layers and many
-samples; for trees, whose sums must all be up before values come down, more layers, so that some always travel. Every
-scheme by force, notified puts, the modes of staleness, a server of its own. The link's own counters (of eth0) are read
-while training runs; acknowledgements and signs of life are in them, and the headers that a long packet gets when it is
-cut for the wire are added. Nobody may use more than 1.05 of the limit, in either direction, and the busiest uses at
-least 0.95 of it; where all workers do the same work (`even`), each of them does. The busiest half second of any host is
-beside: many that send to one fill its buffers before they notice that it takes its time.
+samples; for trees, whose sums must all be up before values come down, once more with many layers, so that some always
+travel. Every scheme by force, notified puts, the modes of staleness, a server of its own. The link's own counters (of
+eth0) are read while training runs; acknowledgements and signs of life are in them, and the headers that a long packet
+gets when it is cut for the wire are added. Nobody may use more than 1.05 of the limit, in either direction, and the
+busiest uses at least 0.95 of it; where all workers do the same work (`even`), each of them does. The busiest half
+second of any host is beside: many that send to one fill its buffers before they notice that it takes its time.
 
 Small messages beside: how long a round table of 4 bytes takes meanwhile, in the median.
 """
@@ -110,7 +110,8 @@ CASES = {
     "factors": Case(PlanRequest(scheme=Scheme.FACTORS), load=LONG),
     "factor-server": Case(PlanRequest(scheme=Scheme.FACTOR_SERVER)),
     "gpi server": Case(PlanRequest(scheme=Scheme.SERVER, pattern="gpi")),
-    "gpi tree": Case(PlanRequest(scheme=Scheme.TREE, pattern="gpi"), load=MANY, even=False),
+    "gpi tree": Case(PlanRequest(scheme=Scheme.TREE, pattern="gpi"), even=False),
+    "gpi trees": Case(PlanRequest(scheme=Scheme.TREE, pattern="gpi"), load=MANY, even=False),
     **{name: stale(name) for name in ("ssp", "ssp-push", MANAGED)},
     "ssp-push+server": stale("ssp-push", servers=1),
 }
