@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import poseidon.parallel.forwards
+import poseidon.parallel.planning
 from bench.lab_device import PacedDevice
 from bench.lab_nets import GPU_FLOPS, GPU_UPDATE_ELEMS
 from poseidon.comm import factors
@@ -72,6 +73,7 @@ def pace() -> None:
     F.linear = lambda x, weight, bias=None: _Linear.apply(x, weight, bias)  # type: ignore[assignment]
     poseidon.parallel.forwards.input_grad = _input_grad
     factors._product = _product
+    poseidon.parallel.planning.product_flops = lambda *_: GPU_FLOPS  # what the planner would measure on that GPU
     torch.optim.SGD.step = _step  # type: ignore[method-assign]
 
 

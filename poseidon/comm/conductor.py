@@ -89,6 +89,8 @@ class Conductor(ABC, Generic[AnyProgress]):
     def wait(self, unit: int) -> None:
         """Returns when nothing of the unit is on its way."""
         progress = self._units[unit]
+        if progress.is_over and not self._has_ended:
+            return  # what is over stays so until this thread makes it ready again
         with self._changed:
             must_wait = not progress.is_over and not self._has_ended
         if must_wait:

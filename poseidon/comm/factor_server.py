@@ -68,12 +68,12 @@ class FactorServer(FactorExchange):
     @property
     def _cuts_outputs(self) -> bool:
         """True if slices run along the outputs (u is cut), false if along the inputs (v is)."""
-        return self.num_outputs >= self.num_inputs
+        return self.only.num_outputs >= self.only.num_inputs
 
     @property
     def _axis(self) -> int:
         """The weight's axis along which slices run."""
-        return int(self._cuts_outputs == self.layout.transposed)
+        return int(self._cuts_outputs == self.only.transposed)
 
     @property
     def _sliced(self) -> list[Member]:
@@ -82,7 +82,8 @@ class FactorServer(FactorExchange):
 
     def _slices(self, send: Send, owner: int) -> tuple[int, int]:
         """The owner's slices in a Send's slab; what a Send has beyond the weight's elements is bias."""
-        num_slices, slice_elems = max(self.num_outputs, self.num_inputs), min(self.num_outputs, self.num_inputs)
+        sides = (self.only.num_outputs, self.only.num_inputs)
+        num_slices, slice_elems = max(sides), min(sides)
         first = min(send.start // slice_elems, num_slices)
         last = num_slices if self._is_last(send) else min(send.stop // slice_elems, num_slices)
         return owned(first, last, owner, self.transport.size)
@@ -99,8 +100,9 @@ class FactorServer(FactorExchange):
 
     # -- push -------------------------------------------------------------------------------------------------------
     def begin(self, send: Send) -> _Gathered:
-        final, size = self.final(), self.transport.size
-        cut, whole = (final.u, final.v) if self._cuts_outputs else (final.v, final.u)
+        size, rows = self.transport.size, self.final().memory
+        u, v = self.only.u(rows), self.only.v(rows)
+        cut, whole = (u, v) if self._cuts_outputs else (v, u)
         if send.start == 0:
             self._whole = self._gather_whole(whole, send)
         outgoing = [_in_one_piece(cut[:, slice(*self._slices(send, owner))]) for owner in range(size)]
@@ -184,7 +186,7 @@ class FactorServer(FactorExchange):
     # -- over a narrow wire -----------------------------------------------------------------------------------------
     def _place(self, member: Member, region: Region) -> int:
         """Where a region's errors stand among the unit's: slice by slice, then the bias."""
-        slice_elems = 1 if region.axis is None else min(self.num_outputs, self.num_inputs)
+        slice_elems = 1 if region.axis is None else min(self.only.num_outputs, self.only.num_inputs)
         return member.offset + region.start * slice_elems
 
     def state(self) -> dict[str, Tensor]:

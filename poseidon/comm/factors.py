@@ -1,4 +1,4 @@
-"""FACTORS: sufficient factor broadcasting for a fully-connected layer.
+"""FACTORS: sufficient factor broadcasting for fully-connected layers.
 
 Each worker has K rows of u (K × M) and v (K × N) with ∂loss/∂W = uᵀ v. They are gathered from all workers, in one Send
 or in several of some rows each, and one product over the P·K rows, in an order that is the same everywhere and by as
@@ -10,18 +10,20 @@ have parts of a batch that differ in length, so do their rows (`rows_by_rank`): 
 everybody's.
 
 u and v lie side by side, M + N elements a row, so that any rows of a worker are one run of memory; products read them
-there. The rows of all workers have memory of their own, made once: passes write into it, messages arrive in it, and
-nothing is copied together. New memory for every iteration costs more than the copies do (VGG-19 on 8 emulated hosts:
-0.29 s of each worker's iteration in the kernel instead of 0.19, by page faults).
+there. So do those of several weights with as many rows, if the plan has put them together: a row then has u and v of
+each, one weight behind the other, and what are small messages apart is one. The rows of all workers have memory of
+their own, made once: passes write into it, messages arrive in it, and nothing is copied together. New memory for every
+iteration costs more than the copies do (VGG-19 on 8 emulated hosts: 0.29 s of each worker's iteration in the kernel
+instead of 0.19, by page faults).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.part import Member, Part
@@ -38,61 +40,130 @@ def _product(a: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class FactorLayout:
-    """`num_rows` is K, as planned; `transposed`: the weight is stored N × M."""
+    """`num_rows` is K, as planned; `transposed`: the weights, by name, that are stored N × M."""
 
     num_rows: int
+    transposed: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """A weight of a unit, the biases that follow from its factors, and where these begin in a row: u, then v."""
+
+    weight: Member
+    biases: tuple[Member, ...]
     transposed: bool
+    first: int
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return (self.weight, *self.biases)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.weight.parameter.shape[int(self.transposed)]
+
+    @property
+    def num_inputs(self) -> int:
+        return self.weight.parameter.shape[int(not self.transposed)]
+
+    @property
+    def width(self) -> int:
+        return self.num_outputs + self.num_inputs
+
+    def u(self, rows: Tensor) -> Tensor:
+        return rows[:, self.first : self.first + self.num_outputs]
+
+    def v(self, rows: Tensor) -> Tensor:
+        return rows[:, self.first + self.num_outputs : self.first + self.width]
+
+    def both(self, rows: Tensor) -> Tensor:
+        return rows[:, self.first : self.first + self.width]
+
+
+def factored_of(members: Sequence[Member], transposed: frozenset[str]) -> list[Factored]:
+    """A unit's weights. A matrix begins one; a vector rides on the weight before it."""
+    found: list[Factored] = []
+    for member in members:
+        if member.parameter.dim() == 2:
+            first = found[-1].first + found[-1].width if found else 0
+            found.append(Factored(member, (), member.name in transposed, first))
+        else:
+            last = found.pop()
+            found.append(Factored(last.weight, (*last.biases, member), last.transposed, last.first))
+    return found
 
 
 @dataclass(slots=True)
 class Collected:
-    """Factors of an iteration: K rows of u and v side by side; the first `num_rows` are filled."""
+    """Factors of an iteration: K rows; of each weight, by name, the first so many are filled."""
 
     memory: Tensor
-    u: Tensor
-    v: Tensor
-    num_rows: int = 0
+    num_rows: dict[str, int] = field(default_factory=dict)
 
 
 class FactorExchange(Exchange):
     """Base of the schemes that move factors: collects them over the backward passes of an iteration.
 
-    Member 0 is the weight, member 1 the bias if it learns and follows from the same factors. `rows_by_rank` is K of
-    every worker, the same on all; it may be changed when nothing is on its way. `threads` rebuild what every worker
-    needs the same bits of.
+    `rows_by_rank` is K of every worker, the same on all; it may be changed when nothing is on its way. `threads`
+    rebuild what every worker needs the same bits of.
     """
 
     def __init__(self, wiring: Wiring, layout: FactorLayout, threads: Threads | None = None) -> None:
         super().__init__(wiring)
         self.layout = layout
+        self.weights = factored_of(self.members, layout.transposed)
         self.threads = threads or Threads.here()
         self.rows_by_rank = [layout.num_rows] * self.transport.size
         # aᵀ b: how sums over rows of factors are rebuilt. A benchmark that stands in for a GPU exchanges it.
         self.product: Callable[[Tensor, Tensor], Tensor] = _product
-        rows, columns = self.members[0].parameter.shape
-        self.num_outputs, self.num_inputs = (columns, rows) if layout.transposed else (rows, columns)
+        self._of_member = {member.name: factored for factored in self.weights for member in factored.members}
+        self._num_offered = 0  # weights, of this iteration
         self._coming: Collected | None = None  # filled by passes
         self._final: Collected | None = None  # complete, to be sent
 
-    def tap(self, u: Tensor, v: Tensor) -> None:
+    def factored(self, name: str) -> Factored:
+        """The weight of this name, or on which the bias of this name rides."""
+        return self._of_member[name]
+
+    @property
+    def only(self) -> Factored:
+        """The weight of a scheme that takes one at a time."""
+        (factored,) = self.weights
+        return factored
+
+    def follows(self, bias: nn.Parameter, weight: nn.Parameter) -> bool:
+        """Whether a bias's gradient comes with the weight's factors."""
+        return any(
+            factored.weight.parameter is weight and any(member.parameter is bias for member in factored.biases)
+            for factored in self.weights
+        )
+
+    def tap(self, factored: Factored, u: Tensor, v: Tensor) -> None:
         """Takes the factors of one backward pass through one layer; they are copied."""
         coming = self._coming = self._coming or self._room()
-        first, last = coming.num_rows, coming.num_rows + len(u)
+        first = coming.num_rows.get(factored.weight.name, 0)
+        last = first + len(u)
         if last > self.num_rows:
             raise PlanError(
-                f"{self} travels as factors of {self.num_rows} rows per worker and iteration, got {last}: the "
-                "batch of such a layer must not grow while training; give it the scheme ring"
+                f"{factored.weight.name} travels as factors of {self.num_rows} rows per worker and iteration, got "
+                f"{last}: the batch of such a layer must not grow while training; give it the scheme ring"
             )
-        coming.u[first:last] = u
-        coming.v[first:last] = v
-        coming.num_rows = last
+        factored.u(coming.memory)[first:last] = u
+        factored.v(coming.memory)[first:last] = v
+        coming.num_rows[factored.weight.name] = last
 
     def offer(self, member: Member, grad: Tensor | None) -> None:
-        """The gradient came as factors; with the weight's they are complete."""
+        """The gradient came as factors; with all weights' they are complete."""
         assert grad is None, f"{member.name} got a dense gradient beside its factors"
-        if member is self.members[0]:
+        if member is not self.factored(member.name).weight:
+            return
+        self._num_offered += 1
+        if self._num_offered == len(self.weights):
+            self._num_offered = 0
             final = self._coming or self._room()
-            final.memory[final.num_rows :] = 0
+            for factored in self.weights:
+                factored.both(final.memory)[final.num_rows.get(factored.weight.name, 0) :] = 0
             self._final, self._coming = final, None
 
     def drop(self) -> None:
@@ -100,6 +171,11 @@ class FactorExchange(Exchange):
 
     def discard(self) -> None:
         self._coming = None
+
+    def forget(self, factored: Factored) -> None:
+        """Discards what passes have handed over of one weight."""
+        if self._coming is not None:
+            self._coming.num_rows.pop(factored.weight.name, None)
 
     @property
     def num_rows(self) -> int:
@@ -114,35 +190,27 @@ class FactorExchange(Exchange):
 
     @property
     def width(self) -> int:
-        """Elements of a row: of u, of v, and whatever else a scheme sends along."""
-        return self.num_outputs + self.num_inputs
+        """Elements of a row: of every u and v, and whatever else a scheme sends along."""
+        return sum(factored.width for factored in self.weights)
 
     def final(self) -> Collected:
         """All rows of this iteration."""
-        assert self._final is not None, "the weight is offered before its unit begins"
+        assert self._final is not None, "all weights are offered before their unit begins"
         return self._final
 
     def sums(self, rows: Tensor) -> list[Part]:
         """The sums over all workers, from the rows of all, in rank order."""
-        u, v, *_ = self._sides(rows)
-        weight, *bias = self.members
         with self.threads.alike():
-            grad = self.product(v, u) if self.layout.transposed else self.product(u, v)
-            parts = [Part(weight, weight.whole, grad.view(-1))]
-            parts += [Part(member, member.whole, u.sum(0)) for member in bias]
-        return parts
+            return [part for factored in self.weights for part in self.sums_of(factored, rows)]
+
+    def sums_of(self, factored: Factored, rows: Tensor) -> list[Part]:
+        u, v = factored.u(rows), factored.v(rows)
+        grad = self.product(v, u) if factored.transposed else self.product(u, v)
+        parts = [Part(factored.weight, factored.weight.whole, grad.view(-1))]
+        return parts + [Part(member, member.whole, u.sum(0)) for member in factored.biases]
 
     def _room(self) -> Collected:
-        return self._collected(self._new_rows(self.num_rows))
-
-    def _collected(self, memory: Tensor) -> Collected:
-        u, v, *_ = self._sides(memory)
-        return Collected(memory, u, v)
-
-    def _sides(self, rows: Tensor) -> tuple[Tensor, ...]:
-        rest = self.width - self.num_outputs - self.num_inputs
-        sides: tuple[Tensor, ...] = rows.split((self.num_outputs, self.num_inputs, rest), 1)
-        return sides
+        return Collected(self._new_rows(self.num_rows))
 
     def _new_rows(self, number: int) -> Tensor:
         return self.members[0].value.new_empty(number, self.width)
@@ -171,16 +239,17 @@ class Factors(FactorExchange):
 
     def _room(self) -> Collected:
         """Passes may come before the iteration before is over: those have memory of their own."""
-        return super()._room() if self._final is not None else self._collected(self._own())
+        return super()._room() if self._final is not None else Collected(self._own())
 
     def offer(self, member: Member, grad: Tensor | None) -> None:
+        before = self._final
         super().offer(member, grad)
-        if member is self.members[0]:
-            final, own = self.final(), self._own()
+        final = self._final
+        if final is not None and final is not before:
+            own = self._own()
             if final.memory.data_ptr() != own.data_ptr():
                 own.copy_(final.memory)
-                self._final = self._collected(own)
-                self._final.num_rows = final.num_rows
+                self._final = Collected(own, final.num_rows)
 
     def begin(self, send: Send) -> Work:
         blocks = []

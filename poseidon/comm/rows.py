@@ -1,9 +1,9 @@
 """ROWS: the gradient of an embedding table is zero but for the rows a batch has read; only those travel.
 
-Each worker gathers (row numbers, rows) of all, in rank order, and adds them into one dense gradient: how many there are
-is known only at run time, so their numbers go first. Workers of one node have theirs added up there: a row that several
-of them have read leaves the node once. For whoever can make use of it (`gives_rows`) the sum comes as a sparse tensor
-instead, each row once.
+Each worker gathers (row numbers, rows) of all, in rank order, and adds them into one dense gradient. How many there are
+is known only at run time: there is room for about as many as the last time, and what is beyond it follows. Workers of
+one node have theirs added up there: a row that several of them have read leaves the node once. For whoever can make use
+of it (`gives_rows`) the sum comes as a sparse tensor instead, each row once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from poseidon.comm.exchange import Exchange, Wiring
 from poseidon.comm.part import Member, Part, flat
 from poseidon.plan import Send
-from poseidon.transport.cargo import Table
+from poseidon.transport.cargo import Room, Table
 from poseidon.transport.collectives import Gathered, gather_tables
 
 
@@ -28,6 +28,7 @@ class Rows(Exchange):
     def __init__(self, wiring: Wiring) -> None:
         super().__init__(wiring)
         self._grad: Tensor | None = None
+        self._room = Room()
 
     def offer(self, member: Member, grad: Tensor | None) -> None:
         shape = member.parameter.shape
@@ -40,7 +41,7 @@ class Rows(Exchange):
     def begin(self, send: Send) -> Gathered:
         assert self._grad is not None, "the table is offered before its unit begins"
         own = Table((self._grad.indices()[0].to(torch.int32), self._grad.values().contiguous()))
-        return gather_tables(self.transport, own, _added_up, tag=self.tag(send))
+        return gather_tables(self.transport, own, _added_up, tag=self.tag(send), room=self._room)
 
     def arrive(self, send: Send, token: Gathered) -> bool:
         token.work.wait()

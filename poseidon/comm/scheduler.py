@@ -74,8 +74,8 @@ class Scheduler(Conductor[_Sends]):
         with self._changed:
             progress.context = context
             progress.iteration += 1
-            self._turns.ready(unit)
-            self._changed.notify_all()
+            if self._turns.ready(unit):  # a thread that wakes up for nothing takes the interpreter from this one
+                self._changed.notify_all()
 
     def release(self) -> None:
         with self._changed:
@@ -138,8 +138,8 @@ class Scheduler(Conductor[_Sends]):
     def _leave(self, lane: Lane, ticket: Ticket) -> None:
         """A Send gives its place away; said twice of some."""
         with self._changed:
-            lane.leave(ticket)
-            self._changed.notify_all()
+            if lane.leave(ticket) and lane.has_ready(time.monotonic()):
+                self._changed.notify_all()
 
     # -- finishers --------------------------------------------------------------------------------------------------
     def _hand_over(self, *jobs: Callable[[], None]) -> None:

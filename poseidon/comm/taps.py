@@ -13,6 +13,7 @@ Layers know nothing of units: each one's gate waits for the units of its own par
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -109,8 +110,9 @@ class Taps:
         for layer in self._layers:
             weight, *bias = self._exchanges_of(layer) or [None]
             if isinstance(layer, InnerProduct) and isinstance(weight, FactorExchange):
-                layer.factor_tap = weight.tap
-                layer.taps_bias = bias == [weight]
+                owner = layer.param_owner(0)
+                layer.factor_tap = partial(weight.tap, weight.factored(self._by_parameter[owner][1].name))
+                layer.taps_bias = bool(bias) and weight.follows(layer.param_owner(1), owner)
             if isinstance(layer, Embed) and isinstance(weight, Rows):
                 layer.gives_rows = True
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import nn
 
 from poseidon.comm.doubling import Doubling
 from poseidon.comm.exchange import Exchange, Wiring
@@ -14,7 +14,7 @@ from poseidon.comm.factor_server import FactorServer
 from poseidon.comm.factors import FactorLayout, Factors
 from poseidon.comm.narrow import NARROW_DTYPES, NarrowRing, NarrowServer
 from poseidon.comm.notified.exchanges import FlowExchange, PutFactors
-from poseidon.comm.part import members_of
+from poseidon.comm.part import Member, members_of
 from poseidon.comm.ring import Ring
 from poseidon.comm.rows import Rows
 from poseidon.comm.server import Server
@@ -42,7 +42,7 @@ def make_exchanges(
                 own = [flow for flow in flows if flow.send.unit == unit.index]
                 exchanges.append(FlowExchange(wiring, own))
             elif plan.pattern == GPI and unit.scheme is Scheme.FACTORS:
-                layout = factor_layout(net, members[0].parameter, iter_size)
+                layout = factor_layout(net, members, iter_size)
                 exchanges.append(PutFactors(wiring, layout, threads))
             else:
                 exchanges.append(_exchange(wiring, plan.wire, net, iter_size, threads))
@@ -51,7 +51,7 @@ def make_exchanges(
 
 def _exchange(wiring: Wiring, wire: str, net: Net, iter_size: int, threads: Threads | None) -> Exchange:
     narrow = _narrow_dtype(wire, wiring)
-    layout = partial(factor_layout, net, wiring.members[0].parameter, iter_size)
+    layout = partial(factor_layout, net, wiring.members, iter_size)
     makers: dict[Scheme, Callable[[], Exchange]] = {
         Scheme.RING: lambda: dense_exchange(wiring, wire),
         Scheme.DOUBLING: lambda: dense_exchange(wiring, wire),
@@ -86,12 +86,17 @@ def _narrow_dtype(wire: str, wiring: Wiring) -> torch.dtype | None:
     return NARROW_DTYPES.get(wire) if is_wide and crosses else None
 
 
-def factor_layout(net: Net, weight: nn.Parameter, iter_size: int) -> FactorLayout:
-    """How many rows of factors all readers of a weight give in an iteration, and how it is stored."""
-    num_rows, transposed = 0, False
+def factor_layout(net: Net, members: Sequence[Member], iter_size: int) -> FactorLayout:
+    """How many rows of factors all readers of a unit's weights give in an iteration, as many for each weight; and which
+    are stored transposed."""
+    num_rows: Counter[str] = Counter()
+    transposed = set()
+    names = {member.parameter: member.name for member in members}
     for node in net.graph.nodes:
         layer = node.layer
-        if isinstance(layer, InnerProduct) and layer.param_owner(0) is weight and node.needs_backward:
-            num_rows += layer.num_rows(node.bottom_shapes[0])
-            transposed = layer.spec.inner_product_param.transpose
-    return FactorLayout(num_rows * iter_size, transposed)
+        name = names.get(layer.param_owner(0)) if isinstance(layer, InnerProduct) else None
+        if isinstance(layer, InnerProduct) and name is not None and node.needs_backward:
+            num_rows[name] += layer.num_rows(node.bottom_shapes[0])
+            if layer.spec.inner_product_param.transpose:
+                transposed.add(name)
+    return FactorLayout(max(num_rows.values()) * iter_size, frozenset(transposed))

@@ -23,8 +23,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from poseidon.comm import Exchange
-from poseidon.comm.exchange import laid_out_like, own_memory
+from poseidon.comm.exchange import Exchange, laid_out_like, own_memory
+from poseidon.comm.factors import Factored
 from poseidon.comm.free_factors import FreeFactors
 from poseidon.comm.rows import Rows
 from poseidon.errors import UsageError
@@ -50,7 +50,7 @@ class Gradients:
         self._names = structure.named()
         self._traffic: Traffic | None = None
         self._missing: dict[int, set[str]] = {}
-        self._tasks: dict[int, int] = {}  # by unit: the backward pass whose factors are coming in
+        self._tasks: dict[str, int] = {}  # by weight: the backward pass whose factors are coming in
         self._queued_in: int | None = None
         self.arrived: dict[str, float] = {}  # in this round, with the time
         self.round: Round | None = None
@@ -73,12 +73,18 @@ class Gradients:
             found = traffic.of.get(self._names[forward.weight])
             exchange = None if found is None else found[0]
             if isinstance(forward, LinearForward):
-                forward.tap = partial(self._tap, exchange) if isinstance(exchange, FreeFactors) else None
-                bias = getattr(forward.module, "bias", None)
-                forward.taps_bias = exchange is not None and any(m.parameter is bias for m in exchange.members)
+                self._connect(forward, exchange)
             elif isinstance(forward, EmbeddingForward):
                 forward.gives_rows = isinstance(exchange, Rows)
         self._new_round()
+
+    def _connect(self, forward: LinearForward, exchange: Exchange | None) -> None:
+        if not isinstance(exchange, FreeFactors):
+            forward.tap, forward.taps_bias = None, False
+            return
+        forward.tap = partial(self._tap, self._names[forward.weight])
+        bias = getattr(forward.module, "bias", None)
+        forward.taps_bias = bias is not None and exchange.follows(bias, forward.weight)
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -128,17 +134,27 @@ class Gradients:
         )
 
     # -- backward ---------------------------------------------------------------------------------------------------
-    def _tap(self, exchange: FreeFactors, u: Tensor, v: Tensor) -> None:
-        self._keep_only_this_pass(exchange)
-        exchange.tap(u, v)
+    def _tap(self, name: str, u: Tensor, v: Tensor) -> None:
+        assert self._traffic is not None
+        self._keep_only_this_pass(name)
+        exchange = self._traffic.of[name][0]
+        assert isinstance(exchange, FreeFactors)
+        exchange.tap(exchange.factored(name), u, v)
 
-    def _keep_only_this_pass(self, exchange: Exchange) -> None:
-        """Drops what an earlier pass has left behind, unless the round has taken some of it."""
-        task, unit = torch._C._current_graph_task_id(), exchange.unit.index
-        if self._tasks.get(unit) != task:
-            self._tasks[unit] = task
-            if not any(member.name in self.arrived for member in exchange.members):
-                exchange.discard()
+    def _keep_only_this_pass(self, name: str) -> None:
+        """Drops what an earlier pass has left of a parameter's factors, unless the round has taken some of it."""
+        assert self._traffic is not None
+        exchange = self._traffic.of[name][0]
+        if not isinstance(exchange, FreeFactors):
+            return
+        factored, task = exchange.factored(name), torch._C._current_graph_task_id()
+        if self._tasks.get(factored.weight.name) != task:
+            self._tasks[factored.weight.name] = task
+            self._forget_unless_taken(exchange, factored)
+
+    def _forget_unless_taken(self, exchange: FreeFactors, factored: Factored) -> None:
+        if not any(member.name in self.arrived for member in factored.members):
+            exchange.forget(factored)
 
     def _final(self, name: str, parameter: Tensor) -> None:
         if not self.syncs or self._traffic is None or name not in self._traffic.of:
@@ -150,7 +166,7 @@ class Gradients:
                 "under model.no_sync(), forward passes included; with activation checkpointing pass "
                 "use_reentrant=False"
             )
-        self._keep_only_this_pass(self._traffic.of[name][0])
+        self._keep_only_this_pass(name)
         self.arrived[name] = time.perf_counter()
         if not self.holds:
             self._offer(name)
@@ -162,8 +178,8 @@ class Gradients:
         assert self.round is not None
         exchange, member = self._traffic.of[name]
         self._traffic.scheduler.wait(exchange.unit.index)
-        if not any(other.name in self.arrived for other in exchange.members):
-            exchange.discard()  # no pass of this round has reached it: what it has is left over
+        if isinstance(exchange, FreeFactors):  # if no pass of this round has reached it, what it has is left over
+            self._forget_unless_taken(exchange, exchange.factored(name))
         parameter = member.parameter
         grad = parameter.grad
         if exchange.unit.scheme.is_dense:

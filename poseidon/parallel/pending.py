@@ -8,6 +8,7 @@ next backward pass puts a gradient in its place.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +39,7 @@ class PendingGrad(Tensor):
 
     @staticmethod
     def like(parameter: Tensor, stepped: list[bool]) -> PendingGrad:
-        plain = torch.zeros((), dtype=parameter.dtype, device=parameter.device).expand(parameter.shape)
-        return _with(plain, _Standing(stepped))
+        return _with(_zeros(parameter.shape, parameter.dtype, parameter.device), _Standing(stepped))
 
     @property
     def is_zeroed(self) -> bool:
@@ -65,6 +65,12 @@ class PendingGrad(Tensor):
             found = func(*args, **(kwargs or {}))
         # An alias (`.data`) stands for the same gradient, and whoever zeroes it zeroes that.
         return _with(found, standings[0]) if name == "__get__" and isinstance(found, Tensor) else found
+
+
+@functools.cache
+def _zeros(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Made once for all stand-ins alike: nobody writes to them."""
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def _with(plain: Tensor, standing: _Standing) -> PendingGrad:

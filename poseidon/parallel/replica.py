@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,12 +18,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree
 
-from poseidon.comm.free_factors import FreeFactors
+from poseidon.comm.free_factors import FreeFactors, Tally
 from poseidon.errors import UsageError
 from poseidon.parallel.buffers import copy_buffers, copy_parameters
 from poseidon.parallel.gates import set_gates
 from poseidon.parallel.gradients import Gradients
 from poseidon.parallel.habits import Habits
+from poseidon.parallel.inventory import Inventory
 from poseidon.parallel.measured import Measuring
 from poseidon.parallel.planning import Wishes, first_plan, plan_together
 from poseidon.parallel.reading import ReadWatch
@@ -71,8 +71,8 @@ class Replica:
     # -- plans ------------------------------------------------------------------------------------------------------
     def _connect(self) -> None:
         """Hooks, gates, the first plan; measuring begins."""
-        self.known = _known(self.model)
-        self._fingerprint = _fingerprint(self.model)
+        self._inventory = Inventory(self.model)
+        self._fingerprint = self._inventory.fingerprint()
         self._habits = Habits()
         self.gradients = Gradients(
             self.structure, allows_unused=self.options.find_unused_parameters, on_complete=self._complete
@@ -173,7 +173,7 @@ class Replica:
     def _begin_iteration(self, inputs: Any) -> None:
         if self.gradients.arrived:
             raise self.gradients.unfinished()
-        fingerprint = _fingerprint(self.model)
+        fingerprint = self._inventory.fingerprint()
         saying = Saying(Word(fingerprint, _batch_of(inputs), self._num_dense()), self.table)
         if fingerprint != self._fingerprint:
             check_alike(saying.heard())
@@ -254,7 +254,7 @@ class Replica:
             self.traffic.scheduler.wait(unit)
 
     def _check_unchanged(self) -> None:
-        if _known(self.model) != self.known:
+        if not self._inventory.holds():
             raise UsageError(
                 "the model's parameters are not those it had when it was wrapped (a layer was added or replaced, or "
                 "the model moved to another device or dtype): change the model first, then wrap it in Parallel, and "
@@ -289,25 +289,30 @@ class Replica:
             self._habits.bear_more()
             self.measure()
 
-    def _free_factors(self) -> list[FreeFactors]:
-        return [exchange for exchange in self.traffic.exchanges if isinstance(exchange, FreeFactors)]
+    def _tallies(self) -> dict[str, Tally]:
+        """By weight that travels as factors."""
+        found: dict[str, Tally] = {}
+        for exchange in self.traffic.exchanges:
+            if isinstance(exchange, FreeFactors):
+                found |= exchange.tallies
+        return found
 
     def _num_dense(self) -> int:
-        return max((max(exchange.num_dense, exchange.num_short) for exchange in self._free_factors()), default=0)
+        return max((max(tally.num_dense, tally.num_short) for tally in self._tallies().values()), default=0)
 
     def _keep_going_dense(self) -> bool:
         """Whether factors go dense too often. Those of weights that have a dense gradient besides are given up."""
         self.wait()  # then all workers have counted the same
-        patience, found = self._habits.patience, self._free_factors()
-        dense = [exchange for exchange in found if exchange.num_dense >= patience]
-        for exchange in dense:
-            param = self.structure.params[exchange.members[0].name]
+        patience, found = self._habits.patience, self._tallies()
+        dense = [name for name, tally in found.items() if tally.num_dense >= patience]
+        for name in dense:
+            param = self.structure.params[name]
             param.factors = False
             param.why_dense = (
                 "its gradient is more than its layer's factors: it adds up over passes under no_sync(), was zeroed "
                 "instead of set to None, or comes from somewhere else besides"
             )
-        return bool(dense) or any(exchange.num_short >= patience for exchange in found)
+        return bool(dense) or any(tally.num_short >= patience for tally in found.values())
 
     # -- everything -------------------------------------------------------------------------------------------------
     def wait(self) -> None:
@@ -349,16 +354,6 @@ def _tensors_in(found: Any) -> Iterator[Tensor]:
 def _batch_of(inputs: Any) -> int:
     """The leading extent of the first tensor among a forward pass's inputs; 0 if there is none."""
     return next((tensor.shape[0] for tensor in _tensors_in(inputs) if tensor.dim()), 0)
-
-
-def _known(model: nn.Module) -> list[Any]:
-    return [entry for p in model.parameters() for entry in (id(p), p.dtype, p.device)]
-
-
-def _fingerprint(model: nn.Module) -> int:
-    """Of which parameters learn; the same number in every process."""
-    flags = bytes(parameter.requires_grad for parameter in model.parameters())
-    return int.from_bytes(hashlib.blake2b(flags, digest_size=7).digest(), "little")
 
 
 def _model_facts(structure: Structure, model: nn.Module, options: ReplicaOptions) -> list[Fact]:

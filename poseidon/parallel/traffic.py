@@ -77,7 +77,7 @@ def _exchange(wiring: Wiring, agreed: Agreed, threads: Threads) -> Exchange:
     if wiring.unit.scheme.is_dense:
         return dense_exchange(wiring, agreed.plan.wire)
     if wiring.unit.scheme is Scheme.FACTORS:
-        return FreeFactors(wiring, FactorLayout(agreed.num_rows[first], transposed=False), threads)
+        return FreeFactors(wiring, FactorLayout(agreed.num_rows[first]), threads)
     if wiring.unit.scheme is Scheme.POWER_SGD:
         return PowerSgd(wiring, agreed.power_rank, threads)
     assert wiring.unit.scheme is Scheme.ROWS, f"{wiring.unit.scheme} is not among the schemes that were asked for"

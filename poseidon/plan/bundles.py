@@ -5,11 +5,12 @@ Bundles come in the order in which the next forward pass needs them, whatever th
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from poseidon.plan.commplan import Scheme
+from poseidon.plan.commplan import Scheme, Unit
 from poseidon.plan.cost import Load
-from poseidon.plan.profile import NetProfile, ParamProfile
+from poseidon.plan.profile import FactorShape, NetProfile, ParamProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +64,23 @@ def bundles_of(profile: NetProfile, *, alone: bool) -> Bundles:
             place = min(places[member.name][0] for member in members)
             num_elems = sum(member.num_elems for member in members)
             travelling.append(
-                Bundle(members, place, Load(num_elems, param.elem_bytes, param.factors, param.rows, param.power))
+                Bundle(members, place, Load(num_elems, param.elem_bytes, _shapes(members), param.rows, param.power))
             )
     travelling.sort(key=lambda bundle: (bundle.place, places[bundle.params[0].name]))
     return Bundles(tuple(travelling), tuple(local))
+
+
+def load_of(unit: Unit, params: Mapping[str, ParamProfile]) -> Load:
+    """What a unit of a plan carries; dense elements are all alike."""
+    members = [params[name] for name in unit.params]
+    first = members[0]
+    if unit.scheme.is_dense:
+        return Load(unit.num_elems, first.elem_bytes)
+    return Load(unit.num_elems, first.elem_bytes, _shapes(members), first.rows, first.power)
+
+
+def _shapes(params: Iterable[ParamProfile]) -> tuple[FactorShape, ...]:
+    return tuple(param.factors for param in params if param.factors is not None)
 
 
 def _places(profile: NetProfile) -> dict[str, tuple[int, int]]:

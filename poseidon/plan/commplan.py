@@ -1,7 +1,8 @@
 """CommPlan: which parameters travel together, how, in which pieces and in which order; and what that should cost.
 
-    units   every parameter of the net is in exactly one. Several dense ones may be fused; what travels as factors or
-            rows stands alone, with the biases that ride on it. A unit's gradient is its parameters' gradients, flat,
+    units   every parameter of the net is in exactly one. Several dense ones may be fused, and several weights whose
+            factors have as many rows; a table stands alone. Each weight that travels as factors is followed by the
+            biases that ride on it. A unit's gradient is its parameters' gradients, flat,
             one after the other in the order of `params`. What does not learn is in one LOCAL unit, the last.
     order   the sends, in the order in which every worker starts them. The sends of a unit cover its elements once,
             from first to last. ROWS, DOUBLING and POWER_SGD are sent in one piece. The pieces of a FACTORS unit are

@@ -30,12 +30,13 @@ DOUBLING sums in pairs: in each of log2 P rounds two sums meet, whole and in ful
 workers afterwards. Workers beyond a power of two hand theirs to a partner before, and get the sum from it after: two
 messages more that follow one another. A round counts as two steps of another collective.
 
-A bias that rides on a weight costs nothing beside that weight's factors.
+A bias that rides on a weight costs nothing beside that weight's factors. Several weights with as many rows may travel
+as factors together, their rows side by side: bytes and products add up, messages do not.
 
 Seconds: the wire carries max(sent, received) of the node where that is most, at β, or at the share of β that gathers
-and pushes get; messages follow one another in 2 (N − 1) steps (FACTORS: N − 1; ROWS: sizes go round first) of α, during
-which o of each is the host's own. A node with several workers moves through its memory (2 g + 1) · elements · e for a
-dense unit (read all, write the sum, all read it), its workers' factors once, the pulled slices g times, rows twice.
+and pushes get; messages follow one another in 2 (N − 1) steps (FACTORS, ROWS: N − 1) of α, during which o of each is the
+host's own. A node with several workers moves through its memory (2 g + 1) · elements · e for a dense unit (read all,
+write the sum, all read it), its workers' factors once, the pulled slices g times, rows twice.
 
 Device: FACTORS rebuilds the other workers' part of the sum, 2 · (P − 1) · K · M · N' FLOP. FACTOR_SERVER costs no more
 than the local 2 · K · M · N' that it replaces. Updates: every element, or 1/P of them where owners update.
@@ -60,42 +61,48 @@ WAKES_PER_ROUND = 2  # of DOUBLING: nothing else is under way meanwhile. Measure
 HIDDEN_STEPS = 0.4
 PUT_S = 5e-5  # what a notified put takes of the processor, both its ends together
 
-# What a send is made of besides all-reduces: rounds; push and pull; one gather; two pushes and a pull; sizes and rows.
+# What a send is made of besides all-reduces: rounds; push and pull; one gather; two pushes and a pull; one gather.
 _NUM_COLLECTIVES = {
     Scheme.DOUBLING: 1,
     Scheme.SERVER: 2,
     Scheme.FACTORS: 1,
     Scheme.FACTOR_SERVER: 3,
-    Scheme.ROWS: 2,
+    Scheme.ROWS: 1,
     Scheme.POWER_SGD: 2,
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a unit has to carry."""
+    """What a unit has to carry; `factors` are those of its weights, which have as many rows each."""
 
     num_elems: int
     elem_bytes: int
-    factors: FactorShape | None = None
+    factors: tuple[FactorShape, ...] = ()
     rows: RowShape | None = None
     power: FactorShape | None = None
 
     @property
     def num_rows(self) -> int:
-        """Rows of factors of one worker."""
-        return _factors_of(self).rows
+        """Rows of factors of one worker, of all its weights alike."""
+        assert len({shape.rows for shape in self.factors}) == 1, "only weights with as many rows travel as factors"
+        return self.factors[0].rows
+
+    @property
+    def row_elems(self) -> int:
+        """Of one row of factors: u and v of every weight, side by side."""
+        return sum(shape.outputs + shape.inputs for shape in self.factors)
 
     @property
     def num_slices(self) -> int:
         """The larger dimension, which a FACTOR_SERVER's owners share."""
-        factors = _factors_of(self)
+        (factors,) = self.factors
         return max(factors.outputs, factors.inputs)
 
     @property
     def slice_elems(self) -> int:
         """One slice of it, the least a FACTOR_SERVER can send."""
-        factors = _factors_of(self)
+        (factors,) = self.factors
         return min(factors.outputs, factors.inputs)
 
 
@@ -263,7 +270,7 @@ class CostModel:
 
     def _factor_server(self, load: Load) -> list[Phase]:
         larger, smaller = load.num_slices, load.slice_elems
-        row_bytes = _factors_of(load).rows * load.elem_bytes
+        row_bytes = load.num_rows * load.elem_bytes
         whole = self._gather([workers * row_bytes * smaller for workers in self.cluster.node_workers], is_once=True)
         slices = tuple(
             workers * row_bytes * larger * (1 - share)
@@ -282,8 +289,7 @@ class CostModel:
             min(workers * load.rows.touched, load.rows.total) * row_bytes for workers in self.cluster.node_workers
         ]
         local = 2 * self._once_if_shared(load.rows.touched * row_bytes)
-        gathered = self._gather(blocks, local_bytes=local)
-        return [replace(gathered, num_steps=2 * gathered.num_steps)]
+        return [self._gather(blocks, local_bytes=local)]
 
     def _power_sgd(self, load: Load) -> list[Phase]:
         assert load.power is not None
@@ -314,8 +320,7 @@ class CostModel:
         return self._gather([dense_bytes * share for share in self._shares], local_bytes, is_pull=True)
 
     def _factor_bytes(self, load: Load) -> float:
-        factors = _factors_of(load)
-        return load.elem_bytes * factors.rows * (factors.outputs + factors.inputs)
+        return load.elem_bytes * load.num_rows * load.row_elems
 
     def _dense_memory(self, load: Load) -> float:
         busiest = self._most_workers
@@ -348,14 +353,8 @@ class CostModel:
             return update_s + 6 * load.power.rows * load.power.outputs * load.power.inputs / cluster.flops
         if scheme is not Scheme.FACTORS:
             return update_s
-        factors = _factors_of(load)
-        rebuilt = 2 * (cluster.num_workers - 1) * factors.rows * factors.outputs * factors.inputs
-        return update_s + rebuilt / cluster.flops
-
-
-def _factors_of(load: Load) -> FactorShape:
-    assert load.factors is not None, "only a unit with factors can travel as factors"
-    return load.factors
+        products = sum(shape.rows * shape.outputs * shape.inputs for shape in load.factors)
+        return update_s + 2 * (cluster.num_workers - 1) * products / cluster.flops
 
 
 _PHASES: dict[Scheme, Callable[[CostModel, Load], list[Phase]]] = {

@@ -2,11 +2,13 @@
 
 Fusing: dense bundles of one scheme and element size, neighbours among their like, are put together in backward order
 until a unit has at least `fuse_bytes`. So a small bias or Scale goes with what becomes ready next to it, and the first
-layers' unit, which nobody can hide, is what is left over: small.
+layers' unit, which nobody can hide, is what is left over: small. Factors are put together likewise where they have as
+many rows, side by side in each; of these, and where units are cut, what they send counts half, as a dense unit's bytes
+cross the link twice.
 
 Cutting: a unit above `chunk_bytes` becomes the fewest pieces of nearly equal length that are not above it. FACTORS are
-cut into rows; what they send counts half, as a dense unit's bytes cross the link twice. FACTOR_SERVER is cut into slabs
-of whole slices of the larger dimension; the factor that every owner needs whole goes with the first.
+cut into rows. FACTOR_SERVER is cut into slabs of whole slices of the larger dimension; the factor that every owner
+needs whole goes with the first.
 """
 
 from __future__ import annotations
@@ -74,11 +76,12 @@ class Piece:
 class Drafts:
     """Makes units of bundles, and pieces of units. A search asks for the same ones over and over: they are kept.
 
-    `in_two`: what owners hand out is a leg of its own.
+    `in_two`: what owners hand out is a leg of its own. `fuses_factors`: the runtime takes several weights' in one unit.
     """
 
-    def __init__(self, bundles: Sequence[Bundle], model: CostModel, *, in_two: bool) -> None:
+    def __init__(self, bundles: Sequence[Bundle], model: CostModel, *, in_two: bool, fuses_factors: bool) -> None:
         self._bundles, self._model, self._in_two = bundles, model, in_two
+        self._fuses_factors = fuses_factors
         self._made: dict[tuple[Scheme, tuple[int, ...]], Draft] = {}
         self._counts: dict[tuple[Draft, float], int] = {}
         self._pieces: dict[tuple[Draft, int, int], list[Piece]] = {}
@@ -86,18 +89,19 @@ class Drafts:
     def fused(self, schemes: Sequence[Scheme], fuse_bytes: float) -> tuple[Draft, ...]:
         """The units of a net in forward order, given each bundle's scheme."""
         groups: list[_Group] = []
-        growing: dict[tuple[Scheme, int], _Group] = {}
+        growing: dict[tuple[Scheme, int, int], _Group] = {}
         for index in reversed(range(len(self._bundles))):
             bundle, scheme = self._bundles[index], schemes[index]
-            key = (scheme, bundle.load.elem_bytes)
+            is_factors = scheme is Scheme.FACTORS and self._fuses_factors
+            key = (scheme, bundle.load.elem_bytes, bundle.load.num_rows if is_factors else 0)
             group = growing.get(key)
             if group is None:
                 group = _Group(scheme)
                 groups.append(group)
                 growing[key] = group
             group.indices.append(index)
-            group.num_bytes += bundle.num_bytes
-            if group.num_bytes >= fuse_bytes or not scheme.is_dense:
+            group.num_bytes += self._model.cost(scheme, bundle.load).bytes_sent / 2 if is_factors else bundle.num_bytes
+            if group.num_bytes >= fuse_bytes or not (scheme.is_dense or is_factors):
                 del growing[key]
         groups.reverse()
         return tuple(sorted(map(self._draft, groups), key=lambda draft: draft.place))
@@ -125,7 +129,9 @@ class Drafts:
     def _make(self, scheme: Scheme, bundles: Sequence[Bundle]) -> Draft:
         first = bundles[0]
         num_elems = sum(bundle.load.num_elems for bundle in bundles)
-        load = first.load if len(bundles) == 1 else Load(num_elems, first.load.elem_bytes)
+        shapes = tuple(shape for bundle in bundles for shape in bundle.load.factors)
+        together = Load(num_elems, first.load.elem_bytes, shapes if scheme is Scheme.FACTORS else ())
+        load = first.load if len(bundles) == 1 else together
         params = tuple(param for bundle in bundles for param in bundle.params)
         return Draft(params, scheme, first.place, load, self._model.cost(scheme, load))
 
@@ -136,7 +142,7 @@ class _Group:
 
     scheme: Scheme
     indices: list[int] = field(default_factory=list)
-    num_bytes: int = 0
+    num_bytes: float = 0
 
 
 def num_pieces(draft: Draft, chunk_bytes: float) -> int:

@@ -55,11 +55,11 @@ def _check_params(plan: CommPlan, profile: NetProfile) -> None:
 
 def _check_structure(plan: CommPlan, unit: Unit, params: list[ParamProfile]) -> None:
     first, *others = params
-    has_factors = first.factors is not None and all(param.rides_with == first.name for param in others)
+    weights = [param for param in params if param.factors is not None]
     has_rows = first.rows is not None and not others
     needed = {
-        Scheme.FACTORS: has_factors,
-        Scheme.FACTOR_SERVER: has_factors,
+        Scheme.FACTORS: _are_factors(params),
+        Scheme.FACTOR_SERVER: _are_factors(params) and len(weights) == 1,
         Scheme.ROWS: has_rows,
         Scheme.POWER_SGD: first.power is not None,
     }
@@ -74,6 +74,18 @@ def _check_structure(plan: CommPlan, unit: Unit, params: list[ParamProfile]) -> 
         what, grain_elems = _grain(unit, first.factors)
         if any(send.unit == unit.index and send.start % grain_elems for send in plan.order):
             raise PlanError(f"the plan cuts {first.name} inside of a {what} of {grain_elems} elements: make a new plan")
+
+
+def _are_factors(params: list[ParamProfile]) -> bool:
+    """Whether these are weights with as many rows of factors, each followed by what rides on it."""
+    weight, num_rows = "", set()
+    for param in params:
+        if param.factors is not None:
+            weight = param.name
+            num_rows.add(param.factors.rows)
+        elif param.rides_with is None or param.rides_with != weight:
+            return False
+    return len(num_rows) == 1
 
 
 def _grain(unit: Unit, factors: FactorShape) -> tuple[str, int]:

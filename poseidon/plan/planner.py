@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 
 from poseidon.plan.bundles import Bundle, bundles_of
 from poseidon.plan.cluster import Cluster
-from poseidon.plan.commplan import GPI, CommPlan, Scheme, Send, Unit
+from poseidon.plan.commplan import COLLECTIVE, GPI, CommPlan, Scheme, Send, Unit
 from poseidon.plan.cost import Cost, CostModel
 from poseidon.plan.drafts import Draft, Drafts, Piece
 from poseidon.plan.link import HIDING_SHARE, operation
@@ -40,8 +40,8 @@ MOST_STEPS = 5000  # combinations × what a simulation goes through: above that,
 MOST_IN_FLIGHT = 4
 # Several sends that share the link hide each other's latencies, and lengthen the queues that all their messages stand
 # in, which the model does not know: on 8 hosts with 1 Gbit/s, four on their way took 9 to 32 % longer than predicted,
-# one at a time 1 to 5 %.
-WORTH_SHARING = 1.2
+# one at a time 1 to 5 %; on 4 hosts that had many small layers to send, 40 to 50 % longer.
+WORTH_SHARING = 1.4
 
 WORTH_REFINING = 1.02  # of the best: what is further off does not get there by finer cuts
 
@@ -102,7 +102,12 @@ class Search:
         self._model = CostModel(cluster, request.wire, request.pattern)
         self._passes = Passes(profile)
         self._barrier = profile.needs_all_gradients
-        self._drafts = Drafts(bundles, self._model, in_two=in_two_legs(request.pattern, self._barrier))
+        self._drafts = Drafts(
+            bundles,
+            self._model,
+            in_two=in_two_legs(request.pattern, self._barrier),
+            fuses_factors=request.pattern == COLLECTIVE,
+        )
         self._doubles: dict[Draft, Draft] = {}
         self._compute_s = profile.compute_s
         self._costs = [{scheme: self._model.cost(scheme, b.load) for scheme in request.ways_of(b)} for b in bundles]
@@ -340,7 +345,7 @@ class Search:
         )
 
     def _structured_cost(self, draft: Draft) -> Cost | None:
-        if draft.load.factors is not None:
+        if draft.load.factors:
             return self._model.cost(Scheme.FACTORS, draft.load)
         return None if draft.load.rows is None else self._model.cost(Scheme.ROWS, draft.load)
 
@@ -350,14 +355,15 @@ class Search:
         request = self._request
         if request.scheme is not None or any(o.matches(self._bundles[i]) for o in request.overrides for i in inside):
             return "asked for"
-        if len(inside) > 1:
+        if len(inside) > 1 and draft.scheme.is_dense:
             together = f"{len(members)} parameters small enough to travel together"
             whys = {param.why_dense: param.name for i in reversed(inside) for param in self._bundles[i].params}
             return "; ".join([together, *(f"{name}: {why}" for why, name in reversed(whys.items()) if why)])
-        others = [scheme for scheme in self._allowed[inside[0]] if scheme is not draft.scheme]
+        allowed = [self._allowed[index] for index in inside]
+        others = [way for way in allowed[0] if way is not draft.scheme and all(way in ways for ways in allowed)]
         if not others:
             return self._bundles[inside[0]].params[0].why_dense or "a dense gradient, without factors or rows"
-        decision = Decision((inside[0],), tuple(others))
+        decision = Decision(tuple(inside), tuple(others))
         longer = []
         for scheme in others:
             trial = self._best_layout(self._with(best.schemes, decision, scheme), [best.layout])

@@ -19,8 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
+from poseidon.plan.bundles import load_of
 from poseidon.plan.commplan import COLLECTIVE, CommPlan, Scheme
-from poseidon.plan.cost import CostModel, Load
+from poseidon.plan.cost import CostModel
 from poseidon.plan.drafts import Piece, piece_of
 from poseidon.plan.fits import check_fits
 from poseidon.plan.link import Entrance, Link
@@ -224,9 +225,7 @@ def _on_link(plan: CommPlan, profile: NetProfile) -> tuple[list[Job], list[Piece
     travelling = [unit for unit in plan.units if unit.scheme is not Scheme.LOCAL]
     costs = []
     for unit in travelling:
-        first = params[unit.params[0]]
-        load = Load(unit.num_elems, first.elem_bytes, first.factors, first.rows, first.power)
-        costs.append(model.cost(unit.scheme, load))
+        costs.append(model.cost(unit.scheme, load_of(unit, params)))
     counts = Counter(send.unit for send in plan.order)
     jobs = [
         Job(min(places[name] for name in unit.params), cost.apply_s + counts[unit.index] * model.send_s(unit.scheme))

@@ -67,10 +67,12 @@ class Holders:
         self._due_s[self._num_tickets] = due_s
         return self._num_tickets
 
-    def leave(self, ticket: Ticket) -> None:
-        """A Send needs its place no longer. May be said twice."""
+    def leave(self, ticket: Ticket) -> bool:
+        """A Send needs its place no longer. May be said twice; false if it was."""
+        was_there = ticket in self._late or ticket in self._due_s
         self._late.discard(ticket)
         self._due_s.pop(ticket, None)
+        return was_there
 
     @property
     def next_due_s(self) -> float | None:
@@ -94,9 +96,13 @@ class Lane(ABC):
         self._count_start(place)
         return self._holders.take(due_s)
 
-    def leave(self, ticket: Ticket) -> None:
-        """It is on its way no longer. May be said twice."""
-        self._holders.leave(ticket)
+    def leave(self, ticket: Ticket) -> bool:
+        """It is on its way no longer. May be said twice; false if it was."""
+        return self._holders.leave(ticket)
+
+    def has_ready(self, now_s: float) -> bool:
+        """Whether a Send waits for nothing but room."""
+        return self._first_ready(now_s) is not None
 
     def next_due_s(self, now_s: float) -> float | None:
         """When another may start because patience is over; None: never, as things are."""
@@ -121,9 +127,10 @@ class Pushes(Lane):
         self._place = 0
         self._round = 1
 
-    def ready(self, unit: int) -> None:
-        """The unit's gradient of another round is final."""
+    def ready(self, unit: int) -> bool:
+        """The unit's gradient of another round is final. True if it is its turn, as soon as there is room."""
         self._num_ready[unit] += 1
+        return self._units[self._place] == unit and self._num_ready[unit] == self._round
 
     def _first_ready(self, now_s: float) -> int | None:
         if not self._units or self._num_ready[self._units[self._place]] < self._round:
@@ -179,10 +186,10 @@ class Turns:
         self._num_sends = Counter(send.unit for send in order)
         self._num_applied = dict.fromkeys(self._num_sends, 0)  # of the current round
 
-    def ready(self, unit: int) -> None:
-        """The unit's gradient of another round is final."""
-        self.pushes.ready(unit)
+    def ready(self, unit: int) -> bool:
+        """The unit's gradient of another round is final. True if whoever starts Sends should look."""
         self._num_applied[unit] = 0
+        return self.pushes.ready(unit)
 
     def applied(self, unit: int) -> bool:
         """One of the unit's Sends has been applied; true if that was the last: the unit is done."""

@@ -43,13 +43,14 @@ from poseidon.spec import caffe_pb2
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows of factors that a worker with n samples gives: `planned` with B, `per_sample` more with each further one."""
+    """Rows of factors that a worker with n samples gives: `planned` with B, and so many more with each further one, by
+    weight of the unit. All of them get as many as the one that needs most."""
 
     planned: int
-    per_sample: int
+    per_sample: tuple[int, ...]
 
     def of(self, num_samples: int, batch_size: int) -> int:
-        return self.planned + self.per_sample * (num_samples - batch_size)
+        return self.planned + max(each * (num_samples - batch_size) for each in self.per_sample)
 
 
 class Parts:
@@ -110,10 +111,17 @@ class Parts:
         if not found:
             return {}
         with self._one_more():
-            weights = [exchange.members[0].parameter for exchange in found]
-            more = [factor_layout(self._net, weight, self._iter_size).num_rows for weight in weights]
-        planned = [exchange.layout.num_rows for exchange in found]
-        return {exchange: _Rows(few, many - few) for exchange, few, many in zip(found, planned, more, strict=True)}
+            more = {exchange: self._rows_now(exchange) for exchange in found}
+        planned = {exchange: exchange.layout.num_rows for exchange in found}
+        return {
+            exchange: _Rows(planned[exchange], tuple(many - planned[exchange] for many in more[exchange]))
+            for exchange in found
+        }
+
+    def _rows_now(self, exchange: FactorExchange) -> list[int]:
+        """By weight, with the shapes that the net has."""
+        weights = [factored.weight for factored in exchange.weights]
+        return [factor_layout(self._net, [weight], self._iter_size).num_rows for weight in weights]
 
     def _check_shapes(self, *, shows_outputs: bool) -> None:
         """Refuses a net that is not all per sample: every blob must follow the batch, or not depend on it."""

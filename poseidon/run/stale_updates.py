@@ -92,7 +92,7 @@ class StaleUpdates:
         if unit.scheme is Scheme.SERVER:
             width = self._row_width(members)
             return TableDense(wiring, self._flat(unit, members, width))
-        layout = factor_layout(self._solver.net, members[0].parameter, self._solver.param.iter_size)
+        layout = factor_layout(self._solver.net, members, self._solver.param.iter_size)
         biases = self._flat(unit, members[1:]) if len(members) > 1 else None
         return TableFactors(wiring, layout, self._slices(unit, members[0], layout), biases)
 
@@ -108,8 +108,9 @@ class StaleUpdates:
 
     def _slices(self, unit: Unit, weight: Member, layout: FactorLayout) -> SliceTable:
         rows, columns = weight.parameter.shape
-        outputs, inputs = (columns, rows) if layout.transposed else (rows, columns)
-        axis = int(cuts_outputs(outputs, inputs) == layout.transposed)
+        is_transposed = weight.name in layout.transposed
+        outputs, inputs = (columns, rows) if is_transposed else (rows, columns)
+        axis = int(cuts_outputs(outputs, inputs) == is_transposed)
         spec = self._spec(unit, weight, max(rows, columns), min(rows, columns))
         return SliceTable(replace(spec, is_whole=True), [weight], axis)
 

@@ -12,7 +12,7 @@
                                                                   by the processor; rebuild and apply
     FACTOR_SERVER   gather of the whole factor (first Send only)
                     beside a push of slices                       apply at owners    gather
-    ROWS            gather of numbers of rows, then of rows       apply everywhere
+    ROWS            gather of rows                                apply everywhere
     POWER_SGD       gather of one side, then of the other         apply everywhere
 
 Bytes and what goes through a node's memory: formulas on top of plan/cost.py. Every Send besides takes `send_s` of the
@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from poseidon.plan import CommPlan, CostModel, Load, NetProfile, Scheme, Send, Unit
+from poseidon.plan import CommPlan, CostModel, NetProfile, Scheme, Send, Unit
+from poseidon.plan.bundles import load_of
 from poseidon.plan.cost import ROW_NUMBER_BYTES
 from poseidon.plan.turns import patience_s
 from poseidon.simulate.waves import Collective, gathered, pushed, pushed_evenly, summed_around, summed_in_pairs
@@ -88,9 +89,8 @@ class _Maker:
         self.plan, self.cluster = plan, plan.cluster
         self.unit, self.stride = unit, stride
         model = CostModel(plan.cluster, plan.wire, plan.pattern)
-        first = next(param for param in profile.params if param.name == unit.params[0])
-        self.load = Load(unit.num_elems, first.elem_bytes, first.factors, first.rows, first.power)
-        self.elem_bytes = first.elem_bytes
+        self.load = load_of(unit, {param.name: param for param in profile.params})
+        self.elem_bytes = self.load.elem_bytes
         self.wire_bytes = model.wire_bytes(self.load)
         self.apply_s = model.cost(unit.scheme, self.load).apply_s
         self.send_s = model.send_s(unit.scheme)
@@ -155,10 +155,9 @@ class _Maker:
         assert self.load.rows is not None
         row_bytes = self.elem_bytes * self.load.rows.width + ROW_NUMBER_BYTES
         touched = [min(workers * self.load.rows.touched, self.load.rows.total) for workers in self.cluster.node_workers]
-        counts = self._gather([float(COUNT_BYTES)] * self.cluster.num_nodes)
-        tables = self._gather([float(number * row_bytes) for number in touched])
+        tables = self._gather([float(COUNT_BYTES + number * row_bytes) for number in touched])
         local = self._once_if_shared(self.load.rows.touched * row_bytes)
-        return Leg(self._stages(counts) + self._stages(tables), local, local), Leg()
+        return Leg(self._stages(tables), local, local), Leg()
 
     def power_sgd(self, send: Send) -> tuple[Leg, Leg]:
         assert self.load.power is not None
@@ -170,14 +169,12 @@ class _Maker:
     @property
     def _bias_has_owners(self) -> bool:
         """Whether a bias's elements go with slices: where the outputs are what is cut."""
-        factors = self.load.factors
-        assert factors is not None
+        (factors,) = self.load.factors
         return factors.outputs >= factors.inputs and self.unit.num_elems > factors.outputs * factors.inputs
 
     def _factor_bytes(self, first: int, last: int) -> float:
         """Of rows of one worker's factors."""
-        assert self.load.factors is not None
-        return (last - first) * (self.load.factors.outputs + self.load.factors.inputs) * self.elem_bytes
+        return (last - first) * self.load.row_elems * self.elem_bytes
 
     def _stages(self, *collectives: Collective | None) -> tuple[Stage, ...]:
         found = tuple(collective for collective in collectives if collective is not None)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 from torch import Tensor
 
 from poseidon.errors import TransportError
-from poseidon.transport.cargo import Combine, Narrowing, Table
+from poseidon.transport.cargo import Combine, Narrowing, Room, Table
 from poseidon.transport.engine import Engine
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Levels(Protocol):
 
     def exchange_slices(self, outgoing: Sequence[Tensor], incoming: Sequence[Tensor], tag: int) -> None: ...
 
-    def gather_tables(self, own: Table, combine: Combine, tag: int) -> list[Table]: ...
+    def gather_tables(self, own: Table, combine: Combine, tag: int, room: Room) -> list[Table]: ...
 
 
 def check_message(tensor: Tensor) -> None:

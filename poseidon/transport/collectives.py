@@ -34,7 +34,7 @@ from torch import Tensor
 
 from poseidon.errors import TransportError
 from poseidon.transport.base import Transport, Work, check_message, members_of, size_text
-from poseidon.transport.cargo import Combine, Narrowing, Table
+from poseidon.transport.cargo import Combine, Narrowing, Room, Table
 from poseidon.transport.completion import finished
 from poseidon.transport.cutting import (
     MAX_PART_BYTES,
@@ -149,16 +149,19 @@ def sum_in_pairs(transport: Transport, tensor: Tensor, *, group: Sequence[int] |
     return _submit(ring, lambda: _double(ring, tensor), what)
 
 
-def gather_tables(transport: Transport, own: Table, combine: Combine, *, tag: int = 0) -> Gathered:
-    """Everybody's tables, in rank order; the workers of a node have theirs combined into one first."""
+def gather_tables(
+    transport: Transport, own: Table, combine: Combine, *, tag: int = 0, room: Room | None = None
+) -> Gathered:
+    """Everybody's tables, in rank order; the workers of a node have theirs combined into one first. `room`, kept from
+    one time to the next, spares asking for lengths that hardly change."""
     ring = ring_of(transport, None, tag)
-    gathered, levels = Gathered(), transport.levels
+    gathered, levels, kept = Gathered(), transport.levels, room or Room()
 
     def run() -> None:
         if levels is not None:
-            gathered.tables = levels.gather_tables(own, combine, tag)
+            gathered.tables = levels.gather_tables(own, combine, tag, kept)
         else:
-            gathered.tables = gather_unsized(ring, own)
+            gathered.tables = gather_unsized(ring, own, kept)
 
     gathered.work = _submit(ring, run, f"gathering tables from {ring.size} workers, tag {tag}")
     return gathered
@@ -212,13 +215,20 @@ def exchange_lists(ring: Ring, outgoing: Sequence[Sequence[Tensor]], incoming: S
         pass
 
 
-def gather_unsized(ring: Ring, own: Table) -> list[Table]:
-    """Every member's tables; their lengths go first."""
-    counts = torch.zeros(ring.size, 1, dtype=torch.int64)
-    counts[ring.place] = own.num_rows
-    gather_lists(ring, [[count] for count in counts])
-    tables = [own if place == ring.place else own.like(int(counts[place])) for place in range(ring.size)]
-    gather_lists(ring, [table.messages() for table in tables])
+def gather_unsized(ring: Ring, own: Table, room: Room) -> list[Table]:
+    """Every member's tables. Their lengths go first, with all the rows there is room for, and then the rest."""
+    places, rooms = range(ring.size), [room.of(place) for place in range(ring.size)]
+    first = [own.packed(rooms[at]) if at == ring.place else own.room_for(rooms[at]) for at in places]
+    gather_lists(ring, [[message] for message in first])
+    found = [own.unpacked(message, rooms[at]) for at, message in enumerate(first)]
+    counts = [count for count, _ in found]
+    rest = [own.like(max(0, count - rooms[at])) for at, count in enumerate(counts)]
+    rest[ring.place] = own.rows(rooms[ring.place], own.num_rows)
+    if any(table.num_rows for table in rest):
+        gather_lists(ring, [table.messages() for table in rest])
+    room.learn(counts)
+    tables = [table.above(rest[at]) if rest[at].num_rows else table for at, (_, table) in enumerate(found)]
+    tables[ring.place] = own
     return tables
 
 

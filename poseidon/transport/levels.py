@@ -30,7 +30,7 @@ from torch import Tensor
 
 from poseidon.errors import TransportError
 from poseidon.transport.base import OWN_TAGS, Levels, Transport, Work, check_message, members_of, size_text
-from poseidon.transport.cargo import Combine, Narrowing, Table
+from poseidon.transport.cargo import Combine, Narrowing, Room, Table
 from poseidon.transport.collectives import (
     all_gather,
     exchange_lists,
@@ -275,16 +275,17 @@ class LevelTransport:
             )
             exchange_lists(ring_of(self, None, tag), leaving, arriving)
 
-    def gather_tables(self, own: Table, combine: Combine, tag: int) -> list[Table]:
+    def gather_tables(self, own: Table, combine: Combine, tag: int, room: Room) -> list[Table]:
         """Every node's table, in the order of nodes."""
         if self._node is None:
-            return gather_unsized(ring_of(self._leaders or self._wire, None, tag), own)
+            return gather_unsized(ring_of(self._leaders or self._wire, None, tag), own, room)
         with self._node.session(tag) as session:
             tables = self._gather_local(session, own)
             combined = combine(tables) if self._place == 0 or self._is_one_node else tables[0]
             if self._is_one_node:
                 return [combined]
-            found = [] if self._leaders is None else gather_unsized(ring_of(self._leaders, None, tag), combined)
+            leaders = self._leaders
+            found = [] if leaders is None else gather_unsized(ring_of(leaders, None, tag), combined, room)
             counts = torch.tensor([table.num_rows for table in found] or [0] * len(self._members))
             session.broadcast([counts])
             found = found or [own.like(count) for count in counts.tolist()]

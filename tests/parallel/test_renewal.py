@@ -103,7 +103,8 @@ def test_sequences_that_stay_longer_get_more_room():
 
     for unit in in_team(act, sequence_model(), schemes=FACTORS):
         assert unit.scheme.value == "factors"
-        assert unit.factor_bytes == 8 * (2 * 5) * (16 + 6)
+        sides = sum(sum(shape) for shape in unit.shapes if len(shape) == 2)  # all of a row; 2 × 5 of them
+        assert unit.factor_bytes == 8 * (2 * 5) * sides
 
 
 def test_what_was_asked_for_does_not_outlast_freezing():

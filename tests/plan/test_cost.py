@@ -49,14 +49,14 @@ class TestCountedMessages:
 
     @given(clusters, st.integers(1, 9), st.integers(1, 30), st.integers(1, 30), widths, wires)
     def test_factors(self, nodes, k, m, n, elem_bytes, wire):
-        load = Load(m * n + m, elem_bytes, factors=FactorShape(k, m, n))
+        load = Load(m * n + m, elem_bytes, factors=(FactorShape(k, m, n),))
         agree(model(nodes, wire).cost(Scheme.FACTORS, load), messages.factors(nodes, k, (m, n), elem_bytes))
 
     @given(clusters, st.integers(1, 9), st.integers(1, 9), st.integers(1, 9), st.booleans(), widths, wires)
     def test_factor_server(self, nodes, k, multiple, smaller, outputs_larger, elem_bytes, wire):
         larger = math.ceil(smaller / sum(nodes)) * sum(nodes) * multiple
         sides = (larger, smaller) if outputs_larger else (smaller, larger)
-        load = Load(larger * smaller, elem_bytes, factors=FactorShape(k, *sides))
+        load = Load(larger * smaller, elem_bytes, factors=(FactorShape(k, *sides),))
         counted = messages.factor_server(nodes, k, sides, elem_bytes, wire_width(elem_bytes, wire))
         agree(model(nodes, wire).cost(Scheme.FACTOR_SERVER, load), counted)
 
@@ -70,7 +70,9 @@ class TestCountedMessages:
 def test_table_of_the_design_with_one_worker_per_node(P, K, M, N):
     """Bytes and FLOP per worker as the design states them, written out again."""
     found = {
-        scheme: CostModel(Cluster((1,) * P, BPS, flops=1.0)).cost(scheme, Load(M * N, 4, factors=FactorShape(K, M, N)))
+        scheme: CostModel(Cluster((1,) * P, BPS, flops=1.0)).cost(
+            scheme, Load(M * N, 4, factors=(FactorShape(K, M, N),))
+        )
         for scheme in (Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER)
     }
     L, S = max(M, N), min(M, N)
@@ -89,7 +91,7 @@ def test_table_of_the_design_with_one_worker_per_node(P, K, M, N):
 def test_fewer_bytes_is_poseidons_published_rule(P, K, M, N):
     """2K(P₁−1)(M+N) ≤ 2MN(P₁+P₂−2)/P₂, with as many servers as workers."""
     costs = CostModel(Cluster((1,) * P, BPS))
-    load = Load(M * N, 4, factors=FactorShape(K, M, N))
+    load = Load(M * N, 4, factors=(FactorShape(K, M, N),))
     by_factors, dense = costs.cost(Scheme.FACTORS, load).bytes_sent, costs.cost(Scheme.RING, load).bytes_sent
     left, right = 2 * K * (P - 1) * (M + N) * P, 2 * M * N * (2 * P - 2)
     if left != right:  # at equality rounding decides
@@ -109,9 +111,9 @@ def test_doubling(num_workers, sent, steps):
 class TestSeconds:
     def test_steps_of_latency_and_overhead(self):
         costs = model((1, 2, 3, 1), latency_s=1e-3, overhead_s=1e-4)
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
-        steps = dict.fromkeys((Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.ROWS), 6)
-        steps[Scheme.FACTORS] = 3
+        load = Load(64, 4, (FactorShape(2, 8, 8),), RowShape(2, 8, 8), FactorShape(1, 8, 8))
+        steps = dict.fromkeys((Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.FACTOR_SERVER), 6)
+        steps |= dict.fromkeys((Scheme.FACTORS, Scheme.ROWS), 3)
         for scheme, expected in steps.items():
             cost = costs.cost(scheme, load)
             assert (cost.push + cost.pull).latency_s == pytest.approx(expected * 1e-3), scheme
@@ -119,7 +121,7 @@ class TestSeconds:
 
     @pytest.mark.parametrize("scheme", [s for s in Scheme if s is not Scheme.LOCAL])
     def test_one_node_moves_through_memory_only(self, scheme):
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
+        load = Load(64, 4, (FactorShape(2, 8, 8),), RowShape(2, 8, 8), FactorShape(1, 8, 8))
         cost = model((4,), latency_s=1.0).cost(scheme, load)
         assert cost.bytes_sent == cost.wire_s == 0
         legs = cost.push + cost.pull
@@ -135,7 +137,7 @@ class TestSeconds:
 
     def test_owners_update_their_share_only(self):
         costs = model((1, 1, 1, 1), update_bps=8.0)
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
+        load = Load(64, 4, (FactorShape(2, 8, 8),), RowShape(2, 8, 8), FactorShape(1, 8, 8))
         seconds = {scheme: costs.cost(scheme, load).apply_s for scheme in Scheme}
         assert seconds == {
             Scheme.LOCAL: 0,
@@ -152,7 +154,7 @@ class TestSeconds:
     def test_shares_of_the_bandwidth(self):
         """A megabyte takes a second: gathered at half the rate, pushed at a quarter, all-reduced at all of it."""
         costs = model((1, 1), gather_share=0.5, push_share=0.25)
-        load = Load(250_000, 4, FactorShape(250, 500, 500), RowShape(50, 500, 500), FactorShape(4, 500, 500))
+        load = Load(250_000, 4, (FactorShape(250, 500, 500),), RowShape(50, 500, 500), FactorShape(4, 500, 500))
         seconds = {scheme: costs.cost(scheme, load).wire_s for scheme in Scheme if scheme is not Scheme.LOCAL}
         assert seconds == pytest.approx(
             {
@@ -169,7 +171,7 @@ class TestSeconds:
 
     def test_only_what_waits_for_the_owner_is_the_pull(self):
         costs = model((1, 1))
-        load = Load(64, 4, FactorShape(2, 8, 8), RowShape(2, 8, 8), FactorShape(1, 8, 8))
+        load = Load(64, 4, (FactorShape(2, 8, 8),), RowShape(2, 8, 8), FactorShape(1, 8, 8))
         pulled = {scheme for scheme in Scheme if costs.cost(scheme, load).pull.wire_s}
         assert pulled == {Scheme.SERVER, Scheme.FACTOR_SERVER, Scheme.TREE}
 

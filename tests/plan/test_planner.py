@@ -272,8 +272,13 @@ class TestEveryElementOnce:
                 continue
             assert all(param.learns for param in members)
             assert len({param.elem_bytes for param in members}) == 1
-            if not unit.scheme.is_dense:
-                assert all(param.rides_with == members[0].name for param in members[1:])
+            weights = [param for param in members if param.rides_with is None]
+            if unit.scheme is Scheme.FACTORS:
+                assert len({param.factors.rows for param in weights}) == 1
+                followed = [[param, *(p for p in members if p.rides_with == param.name)] for param in weights]
+                assert members == [param for group in followed for param in group]
+            elif not unit.scheme.is_dense:
+                assert len(weights) == 1
 
 
 class TestAsking:

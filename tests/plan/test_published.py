@@ -69,8 +69,7 @@ class TestVGG19With22KClasses:
         """2K(P₁−1)(M+N) ≤ 2MN(P₁+P₂−2)/P₂ at K = 32 and 16 workers that are servers too."""
         costs = CostModel(NODES_10G)
         for bundle in bundles_of(VGG, alone=False).travelling:
-            factors = bundle.load.factors
-            if factors is not None:
+            for factors in bundle.load.factors:
                 m, n = factors.outputs, factors.inputs
                 assert 2 * 32 * 15 * (m + n) <= 2 * m * n * 30 / 16
                 by_factors = costs.cost(Scheme.FACTORS, bundle.load).bytes_sent

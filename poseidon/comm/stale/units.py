@@ -187,9 +187,9 @@ class TableFactors(FactorExchange, _TableExchange):
         return [self._weight] if self._biases is None else [self._weight, self._biases]
 
     def updates(self, moment: Moment) -> Iterator[tuple[int, Message]]:
-        final = self.final()
-        u, v = final.u.cpu(), final.v.cpu()
-        cut, whole = (u, v) if cuts_outputs(self.num_outputs, self.num_inputs) else (v, u)
+        rows = self.final().memory
+        u, v = self.only.u(rows).cpu(), self.only.v(rows).cpu()
+        cut, whole = (u, v) if cuts_outputs(self.only.num_outputs, self.only.num_inputs) else (v, u)
         for delta in self._weight.deltas(cut, whole, moment):
             yield self._weight.spec.spans[delta.part].owner, delta
         if self._biases is not None:
