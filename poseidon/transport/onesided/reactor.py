@@ -229,6 +229,8 @@ class Reactor:
                 link.heard_s = now_s
             if now_s - link.said_s >= self._options.interval_s:
                 self._beat(link)
+            if now_s - link.heard_s >= self._options.interval_s:
+                self._serve_link(link, select.EPOLLIN)  # a slow payload is not announced before it is worth it
             silent_s = now_s - link.heard_s
             if silent_s > self._options.limit_s:
                 silence = f"no sign of life for {silent_s:.1f} s"
