@@ -31,7 +31,7 @@ from poseidon.transport.onesided.link import MOST_URGENT, Inbox, Link, Urgency
 from poseidon.transport.onesided.turns import Turns
 from poseidon.transport.pacing import Alarm, Pace
 
-TICK_S = 0.001
+TICK_S = 0.004
 WAKE_S = 1.0  # for a thread that waits to come out of the kernel
 MOST_EVENTS = 64
 _IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
