@@ -56,9 +56,7 @@ class Board:
             if id in self._values and not is_newer(value, self._values[id]):
                 return
             self._values[id] = value
-            if self._num_sleepers:
-                self._changed.notify_all()
-            must_ring = self._poller is not None and self._poller.sleeps
+            must_ring = self._wake()
         if must_ring:
             self._ring()
 
@@ -66,8 +64,9 @@ class Board:
         """Does something that waiting threads look at, and lets them look."""
         with self._lock:
             act()
-            self._changed.notify_all()
-        self._ring()
+            must_ring = self._wake()
+        if must_ring:
+            self._ring()
 
     def fail(self, error: TransportError) -> None:
         """From now on every call raises; the first reason stays."""
@@ -84,6 +83,12 @@ class Board:
             self.num_left += 1
 
         self.change(act)
+
+    def _wake(self) -> bool:
+        """Wakes who sleeps; true if the poller does, for whom one has to ring. The lock is held."""
+        if self._num_sleepers:
+            self._changed.notify_all()
+        return self._poller is not None and self._poller.sleeps
 
     def _ring(self) -> None:
         if self._poller is not None:

@@ -5,7 +5,9 @@ gives it, if nothing waits before it; the rest leaves when the connection has ro
 first. Signs of life wait for nothing but that.
 
 In: headers and whatever comes with them are read into a small buffer; the rest of a long payload is read straight into
-the memory it is for. What a frame is for, `Inbox` decides.
+the memory it is for, and what follows it into the small buffer, by one call. What a frame is for, `Inbox` decides. As
+long as a payload is under way, the kernel announces only as much as is worth waking up for (WORTH_BYTES, or its end):
+packet by packet, a worker would be busier with waking up than with the bytes.
 
 With a window into the peer's memory (`peer_file`), puts and reads are copies, made by the thread that asks for them,
 and only notifications travel. The copy is there before the notification: system calls lie between them.
@@ -37,6 +39,7 @@ _NOTHING = memoryview(b"")
 Urgency = tuple[int, int]  # a round, and a queue in it; what is lower goes first
 MOST_URGENT: Urgency = (0, 0)
 TURN_BYTES = 4 << 20  # a link reads so much before others are read
+WORTH_BYTES = MAX_FRAME_BYTES
 _BEAT = header(BEAT)
 
 
@@ -117,6 +120,7 @@ class Link:
         self._frame: tuple[int, ...] = ()
         self._payload = _NOTHING
         self._rest: memoryview | None = None  # of the payload under way
+        self._announced = 1  # from so many bytes on the kernel tells that something has come
 
     @property
     def kind(self) -> str:
@@ -244,44 +248,58 @@ class Link:
         with self._receive_lock:
             if self.is_closed:
                 return True
-            self.heard_s = time.monotonic()
             pace = self.pace
             left = TURN_BYTES if pace is None else pace.piece_bytes
-            while left > 0:
-                into = self._rest
-                if into is None:
-                    into = self._stage_view[self._last :] if self._last else self._stage_view
-                elif pace is not None:
-                    into = into[:left]
+            self.has_more = True
+            while left > 0 and self.has_more:
                 try:
-                    num_bytes = self.socket.recv_into(into)
+                    num_bytes, room = self._read(left)
                 except BlockingIOError:
                     self.has_more = False
-                    return True
+                    break
                 if num_bytes == 0:
                     return False
+                self.heard_s = time.monotonic()
                 left -= num_bytes
                 if pace is not None:
                     pace.receiving.spend(num_bytes)
-                if self._rest is not None:
-                    self._read_on(inbox, num_bytes)
-                    continue  # the sender goes on, most likely: more has come meanwhile
-                self._last += num_bytes
-                self._look(inbox)
-                if num_bytes < len(into) and self._rest is None and not to_the_end:
-                    self.has_more = False  # that was all
-                    return True
-            self.has_more = True
+                self._take_in(inbox, num_bytes)
+                self.has_more = num_bytes == room or to_the_end  # less than there was room for: that was all
+            self._ask_for_more()
             return True
 
-    def _read_on(self, inbox: Inbox, num_bytes: int) -> None:
-        """So much more of a long payload has come."""
-        assert self._rest is not None
-        if num_bytes < len(self._rest):
-            self._rest = self._rest[num_bytes:]
+    def _read(self, most: int) -> tuple[int, int]:
+        """Bytes read, and for how many there was room."""
+        rest = self._rest
+        if rest is None:
+            into = self._stage_view[self._last :] if self._last else self._stage_view
+            return self.socket.recv_into(into), len(into)
+        if self.pace is not None:
+            rest = rest[:most]
+            return self.socket.recv_into(rest), len(rest)
+        return self.socket.recvmsg_into((rest, self._stage_view))[0], len(rest) + STAGE_BYTES
+
+    def _take_in(self, inbox: Inbox, num_bytes: int) -> None:
+        """So many bytes have come, of the payload under way first, the others on the stage."""
+        rest = self._rest
+        if rest is None:
+            self._last += num_bytes
+        elif num_bytes < len(rest):
+            self._rest = rest[num_bytes:]
+            return
         else:
+            self._last = num_bytes - len(rest)
             self._rest = None
             inbox.arrived(self, self._frame, self._payload)
+        self._look(inbox)
+
+    def _ask_for_more(self) -> None:
+        """Tells the kernel from how many bytes on it shall announce what comes. A budget reads short pieces anyway."""
+        rest = self._rest
+        worth = 1 if rest is None or self.pace is not None else min(len(rest), WORTH_BYTES)
+        if worth != self._announced:
+            self._announced = worth
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, worth)
 
     def _look(self, inbox: Inbox) -> None:
         """Goes through what is on the stage, frame by frame."""

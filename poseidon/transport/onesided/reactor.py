@@ -31,7 +31,7 @@ from poseidon.transport.onesided.link import MOST_URGENT, Inbox, Link, Urgency
 from poseidon.transport.onesided.turns import Turns
 from poseidon.transport.pacing import Alarm, Pace
 
-TICK_S = 0.001
+TICK_S = 0.004
 WAKE_S = 1.0  # for a thread that waits to come out of the kernel
 MOST_EVENTS = 64
 _IN = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
@@ -71,7 +71,7 @@ class Reactor:
             link.numbers = numbers
             link.socket.setblocking(False)
             self._links[link.fd] = link
-            self._epoll.register(link.fd, _IN)
+            self._epoll.register(link.fd, _IN_OUT)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
@@ -86,20 +86,29 @@ class Reactor:
 
     def arm(self, link: Link) -> None:
         """A link has something to send, when it is its turn and there is room. What can go at once does."""
-        self._watch_room(self._turns.want(link))
+        self._send(self._turns.want(link))
 
-    def _watch_room(self, links: list[Link]) -> None:
+    def _send(self, links: list[Link]) -> None:
+        """It is their turn. A link of which the kernel takes all is looked at again: it tells when there is room. Of
+        one that is full it tells anyway."""
         for link in links:
-            self._rearm(link)
+            try:
+                link.flush()
+            except OSError as error:
+                self._end_link(link, _broken(error))
+                continue
+            self._turns.sent(link)
+            if link.pace is not None or not link.has_begun:
+                self._rearm(link)
 
     def _rearm(self, link: Link) -> None:
         """Under a lock: what another thread has just decided must not be undone."""
         with self._arming, contextlib.suppress(OSError, ValueError):  # closed meanwhile
-            wanted = _IN_OUT if self._turns.is_active(link) else _IN
-            self._epoll.modify(link.fd, wanted if link.pace is None else self._allowed(link, link.pace, wanted))
+            self._epoll.modify(link.fd, _IN_OUT if link.pace is None else self._allowed(link, link.pace))
 
-    def _allowed(self, link: Link, pace: Pace, wanted: int) -> int:
-        """What of it the budget allows now; for the rest the link is looked at again in time."""
+    def _allowed(self, link: Link, pace: Pace) -> int:
+        """What the budget allows now; for the rest the link is looked at again in time."""
+        wanted = _IN_OUT if self._turns.is_active(link) else _IN
         delays_s = {select.EPOLLIN: pace.receiving.delay(), select.EPOLLOUT: pace.sending.delay()}
         late = {event: delay_s for event, delay_s in delays_s.items() if wanted & event and delay_s > 0}
         if late and not link.is_resting and self._alarm is not None:
@@ -160,17 +169,18 @@ class Reactor:
             if mask & _READABLE and not link.receive(self._inbox, to_the_end=bool(mask & _ENDS)):
                 self._end_link(link, "is lost: the process ended, its connection closed")
                 return
-            if mask & _OUT:
-                self._watch_room(self._turns.room(link))
         except OSError as error:
-            self._end_link(link, f"is lost: its connection broke ({error.strerror or error})")
+            self._end_link(link, _broken(error))
             return
         except Exception as error:  # a frame that must not come: the connection is good for nothing any more
             self._end_link(link, f"is lost: {error}")
             return
         if link.has_left:
             self._end_sending(link)
-        elif mask & _OUT or link.has_more or link.pace is not None:
+            return
+        if mask & _OUT and self._turns.is_active(link):
+            self._send(self._turns.room(link))
+        if link.has_more or link.pace is not None:
             self._rearm(link)
 
     def _end_link(self, link: Link, reason: str) -> None:
@@ -187,7 +197,7 @@ class Reactor:
     def _end_sending(self, link: Link) -> None:
         """Others' turns come, instead of those of a link whose peer reads no more."""
         link.drop()
-        self._watch_room(self._turns.drop(link))
+        self._send(self._turns.drop(link))
 
     def _serve(self) -> None:
         interval_s = self._options.interval_s
@@ -229,6 +239,8 @@ class Reactor:
                 link.heard_s = now_s
             if now_s - link.said_s >= self._options.interval_s:
                 self._beat(link)
+            if now_s - link.heard_s >= self._options.interval_s:
+                self._serve_link(link, select.EPOLLIN)  # a slow payload is not announced before it is worth it
             silent_s = now_s - link.heard_s
             if silent_s > self._options.limit_s:
                 silence = f"no sign of life for {silent_s:.1f} s"
@@ -244,3 +256,7 @@ class Reactor:
         with contextlib.suppress(OSError):
             if not link.give(head, payload, urgency):
                 self.arm(link)
+
+
+def _broken(error: OSError) -> str:
+    return f"is lost: its connection broke ({error.strerror or error})"

@@ -26,7 +26,7 @@ class Turns:
         self._lock = threading.Lock()
         self._wanting: set[Link] = set()
         self._active: set[Link] = set()
-        self._fresh: set[Link] = set()  # of those, the ones that have not sent anything yet
+        self._fresh: set[Link] = set()  # of those, the ones that are about to send their first bytes
         self._num_turns = 0
         self._last_turns: dict[Link, int] = {}
 
@@ -34,10 +34,7 @@ class Turns:
         return link in self._active
 
     def want(self, link: Link) -> list[Link]:
-        """A link has a frame that waits. If it is its turn, it sends what there is room for.
-
-        Returns the links whose turn it is now, to be written when there is room.
-        """
+        """A link has a frame that waits. Returns the links that may send now."""
         with self._lock:
             if link in self._active:
                 return []
@@ -46,31 +43,27 @@ class Turns:
                 self._active.add(link)
                 return [link]
             self._wanting.add(link)
-            begun = self._next()
-            is_own = link in begun
-            self._fresh.discard(link)
-        if is_own:
-            link.flush()
-        return begun
+            return self._next()
 
     def room(self, link: Link) -> list[Link]:
-        """An active link has room. Its next turn, or the rest of this one, is sent; or others' turns begin."""
+        """An active link has room: the rest of its turn, or others' turns. Returns the links that may send now."""
         with self._lock:
-            if link not in self._active:
+            if link not in self._active or link in self._fresh:
                 return []
-            if link not in self._fresh and not link.has_begun:
-                self._active.discard(link)
-                if link.has_waiting:
-                    self._wanting.add(link)
-            begun = self._next()
-            is_own = link in self._active
+            if link.has_begun:
+                return [link]
+            self._active.discard(link)
+            if link.has_waiting:
+                self._wanting.add(link)
+            return self._next()
+
+    def sent(self, link: Link) -> None:
+        """A link that might has sent what there was room for."""
+        with self._lock:
             self._fresh.discard(link)
-        if is_own:
-            link.flush()
-        return [other for other in begun if other is not link]
 
     def drop(self, link: Link) -> list[Link]:
-        """A link sends nothing any more. Returns the links whose turn it is instead."""
+        """A link sends nothing any more. Returns the links that may send instead."""
         with self._lock:
             self._wanting.discard(link)
             self._active.discard(link)
