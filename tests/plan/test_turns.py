@@ -47,6 +47,18 @@ def test_the_order_is_kept_although_another_is_ready_first():
     assert places(lane, 4) == [0, 1, 2, None]
 
 
+def test_only_whose_turn_it_is_wakes_who_starts():
+    lane = Pushes([B, A, REST_OF_A], in_flight=1)
+    assert not lane.ready(0)
+    assert lane.ready(1)
+    ticket = started(lane)[1]
+    assert lane.has_ready(0.0)  # it waits for room alone
+    assert lane.leave(ticket)
+    assert not lane.leave(ticket)
+    assert places(lane, 1) == [1]
+    assert not lane.ready(1)  # of the next round: the rest of another unit comes first
+
+
 def test_nobody_waits_for_a_late_push_while_nothing_else_is_ready():
     """A time in the past would make whoever waits until then turn round and round."""
     lane = Pushes([A, B], in_flight=1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from poseidon.errors import PeerLost, TransportError
 from poseidon.transport import Transport, levels, node
-from poseidon.transport.cargo import Narrowing, Table
+from poseidon.transport.cargo import Narrowing, Room, Table
 from poseidon.transport.collectives import all_gather, exchange_slices, gather_tables, reduce_shards, shards_of
 from poseidon.transport.inproc import run_workers
 from poseidon.transport.levels import share_nodes
@@ -67,19 +67,20 @@ def test_collectives_agree_with_loops(small_slots, nodes, num_elems):
     run_workers(size, work)
 
 
+def joined_rows(tables):
+    return Table(tuple(torch.cat(columns) for columns in zip(*(table.columns for table in tables), strict=True)))
+
+
 @pytest.mark.parametrize("nodes", NODES, ids=str)
 def test_tables_are_combined_on_each_node(nodes):
     """Worker r has r + 1 rows with its number in them; combining puts them one below the other."""
     size = len(nodes)
 
-    def combine(tables):
-        return Table(tuple(torch.cat(columns) for columns in zip(*(table.columns for table in tables), strict=True)))
-
     def work(flat: Transport) -> list[list[int]]:
         transport = shared(flat, nodes)
         rank = transport.rank
         own = Table((torch.full((rank + 1,), rank, dtype=torch.int32), torch.full((rank + 1, 3), float(rank))))
-        gathered = gather_tables(transport, own, combine, tag=2)
+        gathered = gather_tables(transport, own, joined_rows, tag=2)
         gathered.work.wait()
         for table in gathered.tables:
             assert torch.equal(table.columns[1], table.columns[0].double().float().view(-1, 1).expand(-1, 3))
@@ -87,6 +88,36 @@ def test_tables_are_combined_on_each_node(nodes):
 
     order = list(dict.fromkeys(nodes))
     expected = [[rank for rank in range(size) if nodes[rank] == n for _ in range(rank + 1)] for n in order]
+    assert run_workers(size, work) == [expected] * size
+
+
+@pytest.mark.parametrize("nodes", [(0, 1), (0, 1, 2), (0, 0, 1)], ids=str)
+def test_tables_of_any_length_find_room(nodes):
+    """Lengths that grow, shrink, vanish and come back, of each worker by itself, in rooms made for those before."""
+    size = len(nodes)
+    lengths = [[5 * (rank + 1), 5 * (rank + 1), 40, 41, 0, 3 + rank, 200 * rank, 7] for rank in range(size)]
+
+    def work(flat: Transport) -> list[list[list[float]]]:
+        transport, room, found = shared(flat, nodes), Room(), []
+        for step, number in enumerate(lengths[transport.rank]):
+            rows = torch.arange(number, dtype=torch.int32) + 1000 * transport.rank + 7 * step
+            own = Table((rows, torch.stack([rows.double(), -rows.double(), rows.double() / 2], 1)))
+            gathered = gather_tables(transport, own, joined_rows, tag=step % 2, room=room)
+            gathered.work.wait()
+            for table in gathered.tables:
+                whole = table.columns[0].double()
+                assert torch.equal(table.columns[1], torch.stack([whole, -whole, whole / 2], 1))
+            found.append([table.columns[0].tolist() for table in gathered.tables])
+        return found
+
+    order = list(dict.fromkeys(nodes))
+    expected = [
+        [
+            [1000 * r + 7 * step + i for r in range(size) if nodes[r] == node for i in range(lengths[r][step])]
+            for node in order
+        ]
+        for step in range(len(lengths[0]))
+    ]
     assert run_workers(size, work) == [expected] * size
 
 
