@@ -34,9 +34,9 @@ A bias that rides on a weight costs nothing beside that weight's factors. Severa
 as factors together, their rows side by side: bytes and products add up, messages do not.
 
 Seconds: the wire carries max(sent, received) of the node where that is most, at β, or at the share of β that gathers
-and pushes get; messages follow one another in 2 (N − 1) steps (FACTORS, ROWS: N − 1) of α, during which o of each is the
-host's own. A node with several workers moves through its memory (2 g + 1) · elements · e for a dense unit (read all,
-write the sum, all read it), its workers' factors once, the pulled slices g times, rows twice.
+and pushes get; messages follow one another in 2 (N − 1) steps (FACTORS, ROWS: N − 1) of α, during which o of each is
+the host's own. A node with several workers moves through its memory (2 g + 1) · elements · e for a dense unit (read
+all, write the sum, all read it), its workers' factors once, the pulled slices g times, rows twice.
 
 Device: FACTORS rebuilds the other workers' part of the sum, 2 · (P − 1) · K · M · N' FLOP. FACTOR_SERVER costs no more
 than the local 2 · K · M · N' that it replaces. Updates: every element, or 1/P of them where owners update.

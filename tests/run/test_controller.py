@@ -305,7 +305,8 @@ def test_a_host_that_is_lost_while_a_port_is_asked_for_fails_the_generation(tmp_
     code, lines = run(tmp_path, "print(restart)", max_restarts=1)
     assert code == 0, lines
     assert lines[0].startswith("poseidon: error: host localhost is lost: the connection to it ended")
-    assert sorted(lines[2:]) == ["rank 0: 1", "rank 1: 1"]
+    said = [line for line in lines[2:] if not line.startswith("poseidon: waiting for hosts")]  # where it takes long
+    assert sorted(said) == ["rank 0: 1", "rank 1: 1"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
