@@ -20,7 +20,7 @@ import torch
 from poseidon.plan import Scheme
 from poseidon.transport.cutting import DIRECT_BYTES
 from tests.comm.nets import WORDS, Case
-from tests.comm.training import bytes_of_an_iteration, plain_request, plan_of
+from tests.comm.training import bytes_of_an_iteration, bytes_of_rows, plain_request, plan_of
 
 WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 
@@ -132,11 +132,8 @@ def test_rows(size):
     plan = plan_of(WORDS, size, plain_request(scheme=Scheme.ROWS))
     dense = sum(2 * 4 * unit.num_elems * (size - 1) // size for unit in plan.units if unit.scheme is Scheme.RING)
     for rank, found in enumerate(sent):
-        first, second, third = (len(np.unique(WORDS.share_of(i, rank, size)["word"].numpy())) for i in range(3))
-        room = second if second > first or 4 * second < 3 * first else first  # what is learned from two iterations
-        in_room = 4 * room + 4 * (room % 2) + 16 * room  # numbers, up to the next 8 bytes, and rows
-        beyond = max(0, third - room) * (4 * 4 + 4)
-        assert found - dense == (size - 1) * (8 + in_room + beyond)
+        touched = [len(np.unique(WORDS.share_of(i, rank, size)["word"].numpy())) for i in range(3)]
+        assert found - dense == (size - 1) * bytes_of_rows(touched, 4)
 
 
 @pytest.mark.parametrize("scheme", [Scheme.RING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER])

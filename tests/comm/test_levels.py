@@ -17,6 +17,7 @@ from tests.comm.training import (
     assert_like_one_worker,
     assert_replicas,
     bytes_of_an_iteration,
+    bytes_of_rows,
     one_worker,
     plain_request,
     plan_of,
@@ -102,10 +103,10 @@ def test_a_single_node_sends_nothing(scheme):
 
 
 def test_a_row_leaves_its_node_once():
-    nodes, table_bytes = (2, 1), 4 * 4 + 4
+    nodes = (2, 1)
     sent = sent_by_nodes(WORDS, plain_request(scheme=Scheme.ROWS), nodes)
     plan = plan_of(WORDS, nodes, plain_request(scheme=Scheme.ROWS), torch.float32)
     dense = sum(2 * 4 * unit.num_elems // 2 for unit in plan.units if unit.scheme is Scheme.RING)
-    words = [WORDS.share_of(2, rank, 3)["word"].numpy() for rank in range(3)]
-    touched = [len(np.union1d(words[0], words[1])), len(np.unique(words[2]))]
-    assert [found - dense for found in sent] == [number * table_bytes + 8 for number in touched]
+    words = [[WORDS.share_of(i, rank, 3)["word"].numpy() for i in range(3)] for rank in range(3)]
+    touched = [[len(np.union1d(*pair)) for pair in zip(*words[:2], strict=True)], [len(np.unique(w)) for w in words[2]]]
+    assert [found - dense for found in sent] == [bytes_of_rows(numbers, 4) for numbers in touched]

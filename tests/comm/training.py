@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -198,6 +198,15 @@ def bytes_of_an_iteration(case: Case, request: PlanRequest, size: int | tuple[in
         return transport.bytes_sent - before
 
     return run_workers(sum(plan.cluster.node_workers), work)
+
+
+def bytes_of_rows(touched: Sequence[int], width: int) -> int:
+    """What a table of so many rows of `width` floats sends to each of the others, the last of several times."""
+    room = 0
+    for number in touched[:-1]:  # room for what there was, unless that is much less than before
+        room = number + number // 32 if number > room or 4 * number < 3 * room else room
+    numbers = 4 * (room + room % 2)  # up to the next 8 bytes
+    return 8 + numbers + room * 4 * width + max(0, touched[-1] - room) * (4 + 4 * width)
 
 
 def assert_replicas(values: list[list[Tensor]]) -> None:

@@ -197,7 +197,7 @@ def test_batches_may_shrink_and_grow(size):
 
     for found, is_planned, factor_bytes in in_team(act, schemes={"*": "factors"}):
         assert is_planned
-        assert factor_bytes == 8 * size * (16 + 6)  # of the first layer, sent by one of two workers
+        assert factor_bytes == 8 * size * (22 + 28 + 17)  # of the three layers together, sent by one of two workers
         for step, own in enumerate(found):
             assert_same(own, mean_grads(lambda model, rank, step=step: loss_of(model, step, rank, size)))
 

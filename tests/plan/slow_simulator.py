@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from poseidon.plan import CommPlan, NetProfile, Scheme, Send, Unit
+from poseidon.plan import CommPlan, FactorShape, NetProfile, Scheme, Send, Unit
 
 EPS = 1e-12
 HAS_OWNERS = (Scheme.SERVER, Scheme.FACTOR_SERVER)
@@ -75,8 +75,8 @@ class SlowSimulator:
         elif unit.scheme is Scheme.SERVER:
             push, pull, steps = w * n * (P - 1) / P, w * n * (P - 1) / P, P - 1
         elif unit.scheme is Scheme.FACTORS:
-            f = first.factors
-            push, pull, steps = e * f.rows * (f.outputs + f.inputs) * (P - 1), 0.0, P - 1
+            push = sum(e * f.rows * (f.outputs + f.inputs) * (P - 1) for f in self.factors(unit))
+            pull, steps = 0.0, P - 1
         elif unit.scheme is Scheme.FACTOR_SERVER:
             f = first.factors
             larger, smaller = max(f.outputs, f.inputs), min(f.outputs, f.inputs)
@@ -84,9 +84,13 @@ class SlowSimulator:
             pull, steps = w * larger * smaller * (P - 1) / P, P - 1
         else:
             r = first.rows
-            push, pull, steps = (P - 1) * r.touched * (e * r.width + 4), 0.0, 2 * (P - 1)
+            push, pull, steps = (P - 1) * r.touched * (e * r.width + 4), 0.0, P - 1
         rate = 8 / self.plan.cluster.bandwidth_bps
         return push * rate, pull * rate, steps
+
+    def factors(self, unit: Unit) -> list[FactorShape]:
+        """Of all weights that travel together."""
+        return [self.params[name].factors for name in unit.params if self.params[name].factors is not None]
 
     def first_push(self, unit: Unit) -> float:
         """Wire seconds of what only the first send of a FACTOR_SERVER carries."""
@@ -104,9 +108,8 @@ class SlowSimulator:
         owned = P if unit.scheme in (Scheme.SERVER, Scheme.FACTOR_SERVER) else 1
         seconds = 8 * first.elem_bytes * unit.num_elems / owned / cluster.update_bps
         if unit.scheme is Scheme.FACTORS:
-            f = first.factors
-            seconds += 2 * (P - 1) * f.rows * f.outputs * f.inputs / cluster.flops
-        own = {"ring": 0, "doubling": 1, "server": 2, "factors": 1, "factor-server": 3, "rows": 2}[unit.scheme.value]
+            seconds += sum(2 * (P - 1) * f.rows * f.outputs * f.inputs / cluster.flops for f in self.factors(unit))
+        own = {"ring": 0, "doubling": 1, "server": 2, "factors": 1, "factor-server": 3, "rows": 1}[unit.scheme.value]
         each = cluster.send_s + own * cluster.collective_s
         return seconds + each * sum(send.unit == unit.index for send in self.plan.order)
 

@@ -39,7 +39,9 @@ def test_a_worker_that_drifts_is_named_on_all(listing):
     found = in_team(3, solver_param(net_text(listing, batch=2)), act, options=options, scheme=Scheme.FACTORS)
     assert len(set(found)) == 1
     text, ranks = found[0]
-    assert re.search(r"after iteration 3 the parameters of unit \d \(fc2/0, fc2/1\) are not the same", text)
+    assert re.search(
+        r"after iteration 3 the parameters of unit 0 \(fc1/0, fc1/1, fc2/0, fc2/1\) are not the same", text
+    )
     assert "ranks 0 and 2, which differ from rank 1" in text
     assert ranks == (1,)
     assert reached == [4, 4, 4]
