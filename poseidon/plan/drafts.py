@@ -2,9 +2,9 @@
 
 Fusing: dense bundles of one scheme and element size, neighbours among their like, are put together in backward order
 until a unit has at least `fuse_bytes`. So a small bias or Scale goes with what becomes ready next to it, and the first
-layers' unit, which nobody can hide, is what is left over: small. Factors are put together likewise where they have as
-many rows, side by side in each; of these, and where units are cut, what they send counts half, as a dense unit's bytes
-cross the link twice.
+layers' unit, which nobody can hide, is what is left over: small. Small factors are put together likewise where they
+have as many rows, side by side in each; of these, and where units are cut, what they send counts half, as a dense
+unit's bytes cross the link twice.
 
 Cutting: a unit above `chunk_bytes` becomes the fewest pieces of nearly equal length that are not above it. FACTORS are
 cut into rows. FACTOR_SERVER is cut into slabs of whole slices of the larger dimension; the factor that every owner

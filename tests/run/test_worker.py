@@ -135,7 +135,7 @@ def test_rank_0_says_who_takes_part_and_what_is_sent(job):
     assert job.said(r"1 thread each, (as asked for)")
     assert job.said(r"\] links     the memory that all workers share: .*bit/s, (measured)")
     assert job.said(r"\] batch     (2 workers × 6 = 12 samples per iteration)")
-    assert job.said(r"\] fc1/0 \+\d .*(FACTORS)")
+    assert job.said(r"\] fc1/0 \+3 .*(FACTORS)")
     assert job.said(r"\] iteration (\S+) ms predicted")
     assert "rank 1" not in job.log
 

@@ -49,13 +49,19 @@ def readable(connection, wait_s):
     return bool(select.select([connection], [], [], wait_s)[0])
 
 
-def test_a_payload_is_announced_when_the_rest_is_there(pair):
-    near, far = pair
+def under_way(near, far):
+    """A link that has read the first thousand bytes of a long payload, and what takes it in."""
     near.setblocking(False)
     link, shelf = Link(1, near, None), Shelf()
     far.sendall(header(PUT, length=LENGTH, value=7) + b"a" * 1000)
     assert readable(near, 5.0)
     assert link.receive(shelf)
+    return link, shelf
+
+
+def test_a_payload_is_announced_when_the_rest_is_there(pair):
+    near, far = pair
+    link, shelf = under_way(near, far)
     far.sendall(b"b" * 1000)
     assert not readable(near, 0.2)
     far.sendall(b"c" * (LENGTH - 2000))
@@ -71,11 +77,7 @@ def test_a_payload_is_announced_when_the_rest_is_there(pair):
 
 def test_what_follows_a_payload_is_read_with_it(pair):
     near, far = pair
-    near.setblocking(False)
-    link, shelf = Link(1, near, None), Shelf()
-    far.sendall(header(PUT, length=LENGTH, value=7) + b"a" * 1000)
-    assert readable(near, 5.0)
-    assert link.receive(shelf)
+    link, shelf = under_way(near, far)
     far.sendall(b"b" * (LENGTH - 1000) + header(PUT, value=8) + header(PUT, value=9)[:5])
     deadline_s = time.monotonic() + 5.0
     while len(shelf.values) < 2 and time.monotonic() < deadline_s:
