@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 import poseidon
 from bench.parallel_subjects import SUBJECTS, pace
 
-WARM_UP = 6  # ours measures and plans in the first
+WARM_UP = 8  # ours measures and plans in the first five
 
 
 def build(contender: str, model: nn.Module) -> tuple[nn.Module, Any]:

@@ -104,9 +104,9 @@ def digits_in(folder: Path) -> Path:
     return folder
 
 
-def disturb_lenet(fault: str, seed: int, folder: Path, data: Path | None = None) -> dict[str, float]:
-    """Seconds by phase. The job is ended once it trains again. `data` has the LMDBs; None: they are made."""
-    write_lenet(folder, data or digits_in(folder))
+def disturb_lenet(fault: str, seed: int, folder: Path, data: Path) -> dict[str, float]:
+    """Seconds by phase. The job is ended once it trains again. `data` has the LMDBs of the digits."""
+    write_lenet(folder, data)
     with SshLab(folder, LENET_HOSTS) as lab:
         least = LENET_HOSTS - FAULTS[fault].loses_hosts  # bool: one
         running = lab.train(f"--max-restarts={MAX_RESTARTS}", f"--min-workers={least}")

@@ -41,7 +41,7 @@ def options(**values: Any) -> argparse.Namespace:
 def single_device(quick: bool) -> list[Ratio]:
     torch.set_num_threads(1)
     ratios = []
-    for name in ("lenet", "alexnet", "googlenet", "resnet50") if quick else net.SUBJECTS:
+    for name in ("lenet", "googlenet", "resnet50") if quick else net.SUBJECTS:
         found = net.measure(name, 3 if quick else 15)
         what = f"{name}, batch {found.batch}"
         low, high = found.time_spread
@@ -84,7 +84,7 @@ def whole_steps(quick: bool) -> list[Ratio]:
 
 def watching_a_run(quick: bool) -> list[Ratio]:
     torch.set_num_threads(1)
-    asked = options(turns=8 if quick else 30, steps=100, threads=1)
+    asked = options(turns=12 if quick else 30, steps=100, threads=1)
     with tempfile.TemporaryDirectory(prefix="bench-watching-") as folder:
         return [
             Ratio(
@@ -94,7 +94,7 @@ def watching_a_run(quick: bool) -> list[Ratio]:
                 found.highest_ratio,
                 found.limit,
             )
-            for found in watching.measure("lenet", asked, folder)
+            for found in watching.measure("lenet", asked, folder, ("all",) if quick else watching.WATCHED)
         ]
 
 
@@ -179,18 +179,20 @@ def unequal_machines(quick: bool) -> list[Ratio]:
 
     asked = staleness.options_of(["--iterations", "20", "--runs", "1"] if quick else [])
     ratios = []
-    for part in ("throughput", "balance") if quick else staleness.PARTS:
+    for part in ("throughput",) if quick else staleness.PARTS:
         least, most = staleness.LIMITS[part]
         ratio = staleness.PARTS[part](asked)["ratio"]
         ratios.append(single(f"{part} (bench/staleness.py)", ratio, least or most, is_gain=least is not None))
     return ratios
 
 
-def digits() -> str:
-    """LeNet's digits."""
-    folder = Path(__file__).resolve().parent.parent / "data"
-    has_all = all((folder / f"mnist_{part}_lmdb").exists() for part in ("train", "test"))
-    return "" if has_all else "its data is not here: run `poseidon data mnist data`"
+DATA = Path(__file__).resolve().parent.parent / "data"
+
+
+def without(dataset: str) -> str:
+    """What to do if its databases are not here."""
+    has_all = all((DATA / f"{dataset}_{part}_lmdb").exists() for part in ("train", "test"))
+    return "" if has_all else f"its data is not here: run `poseidon data {dataset} data`"
 
 
 RECOVERY_S = 10.0  # what recovery is divided by, to be a ratio like all others
@@ -204,7 +206,7 @@ def lost_workers(quick: bool) -> list[Ratio]:
         turns = []
         for seed in range(1 if quick else 3):
             with tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True) as folder:
-                turns.append(recovery.disturb_lenet(fault, seed, Path(folder))["training"] / RECOVERY_S)
+                turns.append(recovery.disturb_lenet(fault, seed, Path(folder), DATA)["training"] / RECOVERY_S)
         ratios.append(of_turns(f"LeNet on 4 hosts, {fault}: until it trains again / {RECOVERY_S:.0f} s", turns))
     return ratios
 
@@ -227,9 +229,17 @@ SECTIONS = {
     "lab": Section(lab_training, "training on emulated hosts, beside DDP and the limit", needs_root=True),
     "parallel": Section(any_module, "any PyTorch module on emulated hosts, beside DDP", needs_root=True),
     "staleness": Section(
-        unequal_machines, "unequal machines: staleness and balance, beside neither", needs_root=True, missing=digits
+        unequal_machines,
+        "unequal machines: staleness and balance, beside neither",
+        needs_root=True,
+        missing=partial(without, "mnist"),
     ),
-    "recovery": Section(lost_workers, "a worker is lost: until the job trains again", needs_root=True, missing=digits),
+    "recovery": Section(
+        lost_workers,
+        "a worker is lost: until the job trains again",
+        needs_root=True,
+        missing=partial(without, "digits"),
+    ),
 }
 
 

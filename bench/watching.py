@@ -35,7 +35,7 @@ import tempfile
 import threading
 import time
 import tty
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -151,14 +151,15 @@ WATCHED: dict[str, Watching] = {
 }
 
 
-def measure(net: str, options: argparse.Namespace, folder: str) -> list[Result]:
+def measure(net: str, options: argparse.Namespace, folder: str, names: Iterable[str] = WATCHED) -> list[Result]:
     subject = SUBJECTS[net]
     subject.write(f"{folder}/data")
     usual, small = (_solver(net, folder, batch) for batch in (subject.batch, 1))
     plain_s = [_seconds(usual, 3 * DISPLAY) for _ in range(min(options.turns, PLAIN_TURNS))]
     step_s = statistics.median(plain_s)
     results = []
-    for name, watching in WATCHED.items():
+    for name in names:
+        watching = WATCHED[name]
         added_s = [_added_s(small, watching, f"{folder}/{name}-{turn}", turn, options) for turn in range(options.turns)]
         with watching(small, f"{folder}/{name}-idle"):
             idle_share = _idle_share()

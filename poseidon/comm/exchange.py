@@ -26,6 +26,7 @@ from torch import Tensor
 from poseidon.comm.part import Member, Part, Region, flat, regions_within
 from poseidon.plan import Send, Unit
 from poseidon.transport import Transport
+from poseidon.transport.completion import Completion
 
 # A Send has this many channels of its own, so that messages of different Sends never meet.
 TAGS_PER_SEND = 8
@@ -128,6 +129,27 @@ class Exchange(ABC):
 
     def restore(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027  (most schemes remember nothing)
         """Goes on from what `state` gave; what is missing there begins anew."""
+
+
+class Gathering(Exchange):
+    """An exchange whose Sends each gather something from all workers in one operation, which is quickly begun. On the
+    host nothing else has to be waited for: such a Send gets by without threads of the scheduler's."""
+
+    @abstractmethod
+    def begin(self, send: Send) -> Any:
+        """Hands the operation to the transport's engine."""
+
+    @abstractmethod
+    def arrival(self, token: Any) -> Completion:
+        """The operation."""
+
+    def arrive(self, send: Send, token: Any) -> bool:
+        self.arrival(token).wait()
+        return True
+
+    @property
+    def is_on_host(self) -> bool:
+        return all(member.value.device.type == "cpu" for member in self.members)
 
 
 class DenseExchange(Exchange):

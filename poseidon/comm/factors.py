@@ -25,13 +25,13 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from poseidon.comm.exchange import Exchange, Wiring
+from poseidon.comm.exchange import Exchange, Gathering, Wiring
 from poseidon.comm.part import Member, Part
 from poseidon.comm.threads import Threads
 from poseidon.errors import PlanError
 from poseidon.plan import Send
-from poseidon.transport import Work
 from poseidon.transport.collectives import all_gather
+from poseidon.transport.completion import Completion
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -216,7 +216,7 @@ class FactorExchange(Exchange):
         return self.members[0].value.new_empty(number, self.width)
 
 
-class Factors(FactorExchange):
+class Factors(FactorExchange, Gathering):
     """A Send gathers some of the rows; with the last to arrive comes the sum."""
 
     def __init__(self, wiring: Wiring, layout: FactorLayout, threads: Threads | None = None) -> None:
@@ -251,18 +251,17 @@ class Factors(FactorExchange):
                 own.copy_(final.memory)
                 self._final = Collected(own, final.num_rows)
 
-    def begin(self, send: Send) -> Work:
+    def begin(self, send: Send) -> Completion:
         blocks = []
         for rank, rows in enumerate(self._everybodys.split(self.rows_by_rank)):
             first, last = self.rows_of(send, rank)
             blocks.append(rows[first:last].view(-1))
         return all_gather(self.transport, blocks, tag=self.tag(send))
 
-    def arrive(self, send: Send, token: Work) -> bool:
-        token.wait()
-        return True
+    def arrival(self, token: Completion) -> Completion:
+        return token
 
-    def reduced(self, send: Send, token: Work) -> list[Part]:
+    def reduced(self, send: Send, token: Completion) -> list[Part]:
         with self._arriving:
             self._num_arrived += 1
             if self._num_arrived < len(self.sends):

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from poseidon.comm.exchange import Exchange, Wiring
+from poseidon.comm.exchange import Gathering, Wiring
 from poseidon.comm.part import Member, Part, flat
 from poseidon.plan import Send
 from poseidon.transport.cargo import Room, Table
 from poseidon.transport.collectives import Gathered, gather_tables
+from poseidon.transport.completion import Completion
 
 
-class Rows(Exchange):
+class Rows(Gathering):
     """Member 0 is the table; row numbers travel as 32-bit integers."""
 
     gives_rows = False
@@ -43,9 +44,8 @@ class Rows(Exchange):
         own = Table((self._grad.indices()[0].to(torch.int32), self._grad.values().contiguous()))
         return gather_tables(self.transport, own, _added_up, tag=self.tag(send), room=self._room)
 
-    def arrive(self, send: Send, token: Gathered) -> bool:
-        token.work.wait()
-        return True
+    def arrival(self, token: Gathered) -> Completion:
+        return token.work
 
     def reduced(self, send: Send, token: Gathered) -> list[Part]:
         (table,) = self.members

@@ -22,6 +22,7 @@ thread fails: `conductor.py`.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -34,7 +35,7 @@ import torch
 
 from poseidon.comm.conductor import Conductor, Progress
 from poseidon.comm.events import CommListener, SendApplied, SendLeft, SendReduced, SendStarted, UnitDone, UnitReady
-from poseidon.comm.exchange import Exchange
+from poseidon.comm.exchange import Exchange, Gathering
 from poseidon.comm.part import Apply, Part
 from poseidon.plan import CommPlan, Lane, Send, Ticket, patience_s, turns_of
 from poseidon.plan.turns import num_finishers
@@ -60,9 +61,16 @@ class Scheduler(Conductor[_Sends]):
         self._turns = turns_of(plan, self._order)
         self._places = {send: place for place, send in enumerate(self._order)}
         self._patience_s = {send: patience_s(plan, send) for send in self._order}
+        self._gathers = {
+            exchange.unit.index: exchange
+            for exchange in exchanges
+            if isinstance(exchange, Gathering) and exchange.is_on_host
+        }
         self._handed: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # to finishers; None ends one
         self._num_jobs = 0  # handed to them and not done
         self._finishers: list[threading.Thread] = []
+        self._is_starting = False  # somebody is
+        self._looks_s = math.inf  # when the starter looks again by itself
         self._starter = threading.Thread(target=self._run_starter, name="poseidon-starter", daemon=True)
         self._starter.start()
 
@@ -74,8 +82,9 @@ class Scheduler(Conductor[_Sends]):
         with self._changed:
             progress.context = context
             progress.iteration += 1
-            if self._turns.ready(unit):  # a thread that wakes up for nothing takes the interpreter from this one
-                self._changed.notify_all()
+            is_turn = self._turns.ready(unit)
+        if is_turn:
+            self._start_here()
 
     def release(self) -> None:
         with self._changed:
@@ -103,43 +112,79 @@ class Scheduler(Conductor[_Sends]):
     def _held(self) -> list[Part]:
         return [part for send in self._order for part in self._units[send.unit].held.get(send, ())]
 
-    # -- starter ----------------------------------------------------------------------------------------------------
+    # -- starting ---------------------------------------------------------------------------------------------------
     def _run_starter(self) -> None:
         self._use_device()
         while (started := self._next_send()) is not None:
-            send, ticket = started
-            exchange = self._units[send.unit].exchange
-            try:
-                token = exchange.begin(send)
-                self._tell(SendStarted(send.unit, send))
-            except BaseException as problem:  # raised again to whoever waits
-                self._fail(problem, exchange)
-                return
-            self._hand_over(partial(self._reduce, send, token, ticket))
+            self._start(*started)
 
     def _next_send(self) -> tuple[Send, Ticket] | None:
         """Waits until a Send may start, and counts it as started; None if nothing starts any more."""
-        pushes = self._turns.pushes
         with self._changed:
             while not self._has_ended:
                 now_s = time.monotonic()
-                place = pushes.next_place(now_s)
+                place = self._next_place(now_s)
                 if place is not None:
-                    send = self._order[place]
-                    return send, pushes.start(place, now_s + self._patience_s[send])
-                self._wait_for_turn(pushes, now_s)
+                    return self._take_turn(place, now_s)
+                due_s = self._turns.pushes.next_due_s(now_s)
+                self._looks_s = math.inf if due_s is None else due_s
+                self._changed.wait(None if due_s is None else due_s - now_s)
             return None
 
-    def _wait_for_turn(self, lane: Lane, now_s: float) -> None:
-        """Until something has changed, or somebody's patience is over."""
-        due_s = lane.next_due_s(now_s)
-        self._changed.wait(None if due_s is None else due_s - now_s)
+    def _start_here(self) -> None:
+        """Gathers whose turn it is are begun by the thread that notices: another would have to wake up first, and would
+        take the interpreter from this one. The starter is told of all else, and of when patience is over."""
+        while True:
+            with self._changed:
+                now_s = time.monotonic()
+                place = self._next_place(now_s)
+                if place is None or self._order[place].unit not in self._gathers:
+                    due_s = self._turns.pushes.next_due_s(now_s) if place is None else now_s
+                    if due_s is not None and due_s < self._looks_s:
+                        self._changed.notify_all()
+                    return
+                started = self._take_turn(place, now_s)
+            self._start(*started)
+
+    def _next_place(self, now_s: float) -> int | None:
+        """Of the Send that may start. While one thread starts a Send no other does: the order is the plan's."""
+        return None if self._is_starting or self._has_ended else self._turns.pushes.next_place(now_s)
+
+    def _take_turn(self, place: int, now_s: float) -> tuple[Send, Ticket]:
+        self._is_starting = True
+        send = self._order[place]
+        return send, self._turns.pushes.start(place, now_s + self._patience_s[send])
+
+    def _start(self, send: Send, ticket: Ticket) -> None:
+        exchange = self._units[send.unit].exchange
+        try:
+            token = exchange.begin(send)
+            self._tell(SendStarted(send.unit, send))
+        except BaseException as problem:  # raised again to whoever waits
+            self._fail(problem, exchange)
+            return
+        with self._changed:
+            self._is_starting = False
+        job = partial(self._reduce, send, token, ticket)
+        gather = self._gathers.get(send.unit)
+        if gather is None or not gather.arrival(token).then(partial(self._go_on, gather, job)):
+            self._hand_over(job)
+
+    def _go_on(self, gather: Gathering, job: Callable[[], None]) -> None:
+        """By the thread that has gathered. Whoever tells it that it has failed has other things to do."""
+        if not gather.transport.engine.runs_here():
+            self._hand_over(job)
+        elif not self._has_ended:
+            job()
 
     def _leave(self, lane: Lane, ticket: Ticket) -> None:
         """A Send gives its place away; said twice of some."""
         with self._changed:
-            if lane.leave(ticket) and lane.has_ready(time.monotonic()):
+            has_left = lane.leave(ticket)
+            if has_left and lane is not self._turns.pushes and lane.has_ready(time.monotonic()):
                 self._changed.notify_all()
+        if has_left and lane is self._turns.pushes:
+            self._start_here()
 
     # -- finishers --------------------------------------------------------------------------------------------------
     def _hand_over(self, *jobs: Callable[[], None]) -> None:
@@ -225,7 +270,8 @@ class Scheduler(Conductor[_Sends]):
             while pulls.next_place(now_s) != place:
                 if self._has_ended:
                     return
-                self._wait_for_turn(pulls, now_s)
+                due_s = pulls.next_due_s(now_s)
+                self._changed.wait(None if due_s is None else due_s - now_s)
                 now_s = time.monotonic()
             ticket = pulls.start(place, now_s + self._patience_s[send])
             self._changed.notify_all()

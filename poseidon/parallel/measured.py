@@ -3,14 +3,17 @@
     first pass     watched (reading.py), not timed
     further ones   timed: a layer's forward pass lasts from its gate to the next one's, its backward pass from the
                    arrival of the gradients behind it to its own
+    and again      timed once more with the plan that was made from these, if some gradients no longer are computed as
+                   they were: that of a weight whose factors travel, or of a table with few rows read, takes no time in
+                   backward now
 
 Layers are the modules that read parameters, in the order in which the forward pass reaches them. While passes are timed
-gradients wait for the end of backward, so that no exchange disturbs them.
+gradients wait for the end of backward, so that no exchange disturbs them. What else runs on a host can make a pass only
+longer: of a layer's times the shortest counts.
 """
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -36,6 +39,7 @@ class Measuring:
         self._structure, self._forwards = structure, forwards
         self._passes: list[_Pass] = []
         self._current = _Pass()
+        self.is_again = False
         self.readers: dict[str, set[str]] = {}
         self.num_rows = dict.fromkeys(forwards, 0)  # by module; a worker without data has none
 
@@ -52,6 +56,12 @@ class Measuring:
     def has_seen(self) -> bool:
         """Whether this worker had a pass of its own."""
         return any(found.entered for found in self._passes)
+
+    def repeat(self) -> None:
+        """Times further passes, now that gradients are computed as planned. What was watched stays known."""
+        del self._passes[1:]
+        self.num_rows = dict.fromkeys(self._forwards, 0)
+        self.is_again = True
 
     def begin(self) -> None:
         self._current = _Pass()
@@ -84,12 +94,12 @@ class Measuring:
         return order + [name for name in self._structure.readers if name not in order]
 
     def seconds(self) -> list[list[float]]:
-        """Of each reader, in the model's order, forward and backward: the median over the timed passes."""
+        """Of each reader, in the model's order, forward and backward: the shortest of the timed passes."""
         layers, reads = self.layers(), self.reads()
         timed = self._passes[1:]
-        forward = [statistics.median(self._forward_s(found, name) for found in timed) for name in layers]
+        forward = [min(self._forward_s(found, name) for found in timed) for name in layers]
         by_pass = [self._backward_s(found, layers, reads) for found in timed]
-        backward = [statistics.median(seconds) for seconds in zip(*by_pass, strict=True)]
+        backward = [min(seconds) for seconds in zip(*by_pass, strict=True)]
         found = {name: [f, b] for name, f, b in zip(layers, forward, backward, strict=True)}
         return [found[name] for name in self._structure.readers]
 

@@ -156,17 +156,18 @@ def plan_together(
     wishes: Wishes,
     *,
     needs_all_gradients: bool,
+    cluster: Cluster | None = None,
 ) -> Agreed:
     """The same plan on all workers, which call it together. Those that had no data while the others measured (Join)
-    have nothing to say; the first of the others makes it."""
+    have nothing to say; the first of the others makes it. `cluster`: if it is known already."""
     counts = table.gather(torch.tensor([measuring.has_seen, *measuring.num_rows.values()], dtype=torch.int64))
     author = int(counts[:, 0].argmax())
     rows_of = dict(zip(measuring.num_rows, counts[:, 1:].amax(0).tolist(), strict=True))
     seconds = table.sum(torch.tensor(measuring.seconds(), dtype=torch.float64)) / max(1, int(counts[:, 0].sum()))
     profile = profile_of(structure, measuring, seconds.tolist(), rows_of, needs_all_gradients=needs_all_gradients)
     profile = _approximated(profile, wishes.approximated(structure))
-    cluster = _cluster(profile, structure, transport, table, wishes)
-    made = attempt(table, lambda: make_plan(profile, cluster, wishes.request(structure, profile)), by=author)
+    known = cluster or _cluster(profile, structure, transport, table, wishes)
+    made = attempt(table, lambda: make_plan(profile, known, wishes.request(structure, profile)), by=author)
     own = "" if made is None else json.dumps({"plan": made.to_json(), "num_rows": _num_rows(profile)})
     told = json.loads(table.gather_texts(own)[author])  # ranks may have seen different branches: one view counts
     return Agreed(CommPlan.from_json(told["plan"]), told["num_rows"], wishes.power_rank)

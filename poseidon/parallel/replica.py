@@ -32,10 +32,14 @@ from poseidon.parallel.structure import Structure, find_structure
 from poseidon.parallel.taker import Taker
 from poseidon.parallel.traffic import Agreed, Traffic
 from poseidon.parallel.words import Saying, Word, check_alike
+from poseidon.plan import Scheme
 from poseidon.run.cards import agree_on_threads
 from poseidon.run.facts import Fact, check_facts, version_facts
 from poseidon.run.roundtable import Roundtable
 from poseidon.transport import Transport
+
+# What backward does not compute any more: the gradient of a weight, or of a whole table.
+_LEAVE_BACKWARD = (Scheme.FACTORS, Scheme.FACTOR_SERVER, Scheme.ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +148,14 @@ class Replica:
             self.table,
             self.options.wishes,
             needs_all_gradients=self.taker.needs_all_gradients,
+            cluster=self.plan.cluster if measuring.is_again else None,
         )
+        self._use(agreed)
+        if not measuring.is_again and any(unit.scheme in _LEAVE_BACKWARD for unit in self.plan.units):
+            measuring.repeat()
+            return
         self.measuring = None
         self.gradients.holds = False
-        self._use(agreed)
         self._habits.forget()
 
     def install(self, taker: Taker) -> None:

@@ -96,7 +96,7 @@ class Drafts:
         growing: dict[tuple[Scheme, int, int], _Group] = {}
         for index in reversed(range(len(self._bundles))):
             bundle, scheme = self._bundles[index], schemes[index]
-            is_factors = scheme is Scheme.FACTORS and self._fuses_factors and self._factor_bytes(bundle) <= SMALL_BYTES
+            is_factors = scheme is Scheme.FACTORS and self.may_join(bundle)
             key = (scheme, bundle.load.elem_bytes, bundle.load.num_rows if is_factors else 0)
             group = growing.get(key)
             if group is None:
@@ -109,6 +109,10 @@ class Drafts:
                 del growing[key]
         groups.reverse()
         return tuple(sorted(map(self._draft, groups), key=lambda draft: draft.place))
+
+    def may_join(self, bundle: Bundle) -> bool:
+        """Whether its factors travel with those of others."""
+        return self._fuses_factors and self._factor_bytes(bundle) <= SMALL_BYTES
 
     def _factor_bytes(self, bundle: Bundle) -> float:
         return self._model.cost(Scheme.FACTORS, bundle.load).bytes_sent / 2

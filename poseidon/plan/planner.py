@@ -126,7 +126,8 @@ class Search:
         if self._can_try_all(decisions):
             return self._best_combination(decisions)
         starts = [self._cheapest(), tuple(allowed[0] for allowed in self._allowed)]
-        return min((self._improved(start, decisions) for start in starts), key=lambda trial: trial.rank)
+        steps = [*decisions, *self._passengers()]
+        return min((self._improved(start, steps) for start in starts), key=lambda trial: trial.rank)
 
     # -- what there is to decide ------------------------------------------------------------------------------------
     def _undominated(self, index: int, allowed: Schemes) -> Schemes:
@@ -154,6 +155,19 @@ class Search:
         together = [Decision(tuple(indices), options) for options, indices in plain.items()]
         taken = {index for indices in plain.values() for index in indices}
         return together + [decision for decision in single if decision.bundles[0] not in taken]
+
+    def _passengers(self) -> list[Decision]:
+        """Small layers that send less without factors, and one message less with them, beside those of others: that
+        shows only when all of them change at once."""
+        found: dict[int, list[int]] = {}
+        for index, (bundle, cheapest) in enumerate(zip(self._bundles, self._cheapest(), strict=True)):
+            if (
+                cheapest is not Scheme.FACTORS
+                and Scheme.FACTORS in self._allowed[index]
+                and self._drafts.may_join(bundle)
+            ):
+                found.setdefault(bundle.load.num_rows, []).append(index)
+        return [Decision(tuple(indices), (Scheme.FACTORS,)) for indices in found.values() if len(indices) > 1]
 
     def _can_try_all(self, decisions: Sequence[Decision]) -> bool:
         num_combinations = math.prod(len(decision.options) for decision in decisions)

@@ -35,7 +35,7 @@ from torch import Tensor
 from poseidon.errors import TransportError
 from poseidon.transport.base import Transport, Work, check_message, members_of, size_text
 from poseidon.transport.cargo import Combine, Narrowing, Room, Table
-from poseidon.transport.completion import finished
+from poseidon.transport.completion import Completion, finished
 from poseidon.transport.cutting import (
     MAX_PART_BYTES,
     MAX_PIECE_BYTES,
@@ -71,13 +71,13 @@ class Ring:
 class Gathered:
     """Tables that are being gathered: those of each node, once `work` is over."""
 
-    work: Work = field(init=False)
+    work: Completion = field(init=False)
     tables: list[Table] = field(default_factory=list)
 
 
 def all_gather(
     transport: Transport, blocks: Sequence[Tensor], *, group: Sequence[int] | None = None, tag: int = 0
-) -> Work:
+) -> Completion:
     """Fills `blocks` on every member: block i comes from member i; each has put its own in place beforehand."""
     ring = ring_of(transport, group, tag, blocks)
     what = f"gathering {size_text(sum(block.nbytes for block in blocks))} from {ring.size} workers, tag {tag}"
@@ -184,7 +184,7 @@ def ring_of(
     return Ring(transport, ranks, ranks.index(transport.rank), tag)
 
 
-def _submit(ring: Ring, run: Callable[[], None], what: str) -> Work:
+def _submit(ring: Ring, run: Callable[[], None], what: str) -> Completion:
     others = tuple(ring.transport.peers[rank].rank for rank in ring.ranks if rank != ring.transport.rank)
     return ring.transport.engine.submit((ring.transport, ring.tag), run, what, others)
 

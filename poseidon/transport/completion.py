@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from poseidon.errors import TransportTimeout
 
@@ -17,6 +18,7 @@ class Completion:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._error: BaseException | None = None
+        self._followers: list[Callable[[], None]] = []
 
     def succeed(self) -> None:
         self._end(None)
@@ -38,12 +40,24 @@ class Completion:
     def done(self) -> bool:
         return self._over.is_set()
 
+    def then(self, follow: Callable[[], None]) -> bool:
+        """Has it called by the thread that ends this, well or badly: no other has to wake up. False: it is over."""
+        with self._lock:
+            if self._over.is_set():
+                return False
+            self._followers.append(follow)
+            return True
+
     def _end(self, error: BaseException | None) -> None:
         # An operation may fail (a peer is lost) at the moment it succeeds: the first word counts.
         with self._lock:
-            if not self._over.is_set():
-                self._error = error
-                self._over.set()
+            if self._over.is_set():
+                return
+            self._error = error
+            self._over.set()
+            followers, self._followers = self._followers, []
+        for follow in followers:
+            follow()
 
 
 def finished(what: str) -> Completion:
