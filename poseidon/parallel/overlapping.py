@@ -210,11 +210,12 @@ class _Arriving(Taker):
             return
         self._check_grads(round_)
         settings = [settings_of(group) for group in self._optimizer.param_groups]
+        is_used = round_.is_used  # not the round itself, which keeps `update`: a ring of the two would outlive the step
 
         def update(grads: Mapping[str, Tensor]) -> None:
             by_group: list[list[tuple[nn.Parameter, Tensor]]] = [[] for _ in settings]
             for name, grad in grads.items():
-                if round_.is_used(name):
+                if is_used(name):
                     parameter = self._replica.structure.params[name].parameter
                     by_group[self._group_of[name]].append((parameter, grad))
             step_some(self._optimizer, settings, by_group)

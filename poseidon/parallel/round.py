@@ -68,7 +68,8 @@ class Round:
         torch.mul(part.grad, self.scale, out=part.region.of(target))
         with self._lock:
             self._num_elems[name] = self._num_elems.get(name, 0) + part.region.stop - part.region.start
-            return target if self._num_elems[name] == value.numel() else None
+            # Whoever gets it keeps it as long as it is needed: there may be no room for all gradients at once.
+            return self.memory.pop(name) if self._num_elems[name] == value.numel() else None
 
     def _hand_over(self, name: str, grad: Tensor) -> None:
         with self._lock:

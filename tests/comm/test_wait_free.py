@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from poseidon.comm.events import (
+    CommEvent,
     SendApplied,
     SendLeft,
     SendReduced,
@@ -35,7 +36,7 @@ from poseidon.plan.turns import MOST_LATE
 from poseidon.transport import Transport
 from poseidon.transport.faulty import Faults, FaultyTransport
 from poseidon.transport.inproc import run_workers
-from tests.comm.nets import CLIPPED, DEEP, Case
+from tests.comm.nets import CLIPPED, DEEP, MLP, Case
 from tests.comm.training import Worker, assert_replicas, join, plain_request, plan_of, solver_of, train, values_of
 from tests.comm.watching import HoldingTransport, Log, units_of
 
@@ -336,3 +337,30 @@ def test_behind_a_barrier_forward_waits_layer_by_layer_too():
     for log in run_workers(2, work):
         assert log.position(("forward", "fc7"), 1) < log.position(WaitStarted(*units))
         assert log.position(UnitDone(*units)) < log.position(("forward", "fc8"), 1)
+
+
+def test_gathers_need_none_of_the_schedulers_threads():
+    """The thread that computes begins a gather whose turn it is, and one of the engine's applies its sum."""
+    plan = expecting(3600.0, plan_of(MLP, 2, plain_request(scheme=Scheme.FACTORS)))  # patience is never over
+    assert {unit.scheme for unit in plan.units} == {Scheme.FACTORS}
+
+    def work(transport: Transport) -> list[tuple[type, str]]:
+        seen: list[tuple[type, str]] = []
+        computing = threading.current_thread().name
+
+        def listen(event: CommEvent) -> None:
+            name = threading.current_thread().name
+            seen.append((type(event), "compute" if name == computing else name.rstrip("-0123456789")))
+
+        worker = join(MLP, plan, transport, solver_of(MLP, "SGD", MLP.batch), listener=listen)
+        steps(3)(worker, Log())
+        worker.close()
+        return seen
+
+    for seen in run_workers(2, work):
+        starting = {name for kind, name in seen if kind is SendStarted}
+        applying = {name for kind, name in seen if kind is SendApplied}
+        assert "compute" in starting
+        assert "poseidon-starter" not in starting
+        assert applying - {"poseidon-finisher"}, "only what was over before anything could follow it is handed on"
+        assert not applying & {"compute", "poseidon-starter"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
 import warnings
 
@@ -545,3 +546,29 @@ def test_backward_and_step_do_not_wait_for_the_network():
 
     for found in in_team(act):
         assert_same(found, alone(6, lambda params: torch.optim.SGD(params, 0.1)))
+
+
+@pytest.mark.parametrize("scheme", ["ring", "factors"])
+def test_gradients_are_gone_once_they_are_applied(scheme):
+    """Without the garbage collector's help: what it has not looked at yet may be gigabytes."""
+
+    def num_tensors(shape):
+        return sum(type(found) is torch.Tensor and found.shape == shape for found in gc.get_objects())
+
+    def act(member):
+        optimizer = poseidon.overlap(torch.optim.SGD(member.model.parameters(), 0.01), member.model)
+        counts = []
+        for _ in range(2):
+            steps(member, optimizer)
+            poseidon.wait(member.model)
+            optimizer.zero_grad()
+            counts.append(num_tensors((16, 6)))
+        return counts
+
+    gc.collect()
+    gc.disable()
+    try:
+        for first, second in in_team(act, schemes={"*": scheme}):
+            assert second <= first + SIZE, "not one more for each of eight iterations"
+    finally:
+        gc.enable()

@@ -150,3 +150,36 @@ def test_on_cuda_a_job_runs_after_what_its_submitter_had_queued(engine, monkeypa
     assert calls[0][1] == threading.get_ident()
     assert {ident for _, ident in calls[1:]} == {calls[1][1]}
     assert calls[1][1] != threading.get_ident()
+
+
+def test_the_thread_that_carries_a_job_out_goes_on_with_what_follows(engine):
+    may_end, followed = threading.Event(), threading.Event()
+    seen = []
+
+    def follow():
+        seen.append((engine.runs_here(), work.done()))
+        followed.set()
+
+    work = engine.submit("key", lambda: may_end.wait(LIMIT_S), "waiting")
+    assert work.then(follow)
+    may_end.set()
+    assert followed.wait(LIMIT_S)
+    assert seen == [(True, True)]
+
+
+def test_what_follows_comes_once_also_after_a_failure(engine):
+    may_end = threading.Event()
+    followed = []
+    work = engine.submit("key", lambda: may_end.wait(LIMIT_S), "waiting")
+    assert work.then(lambda: followed.append(engine.runs_here()))
+    engine.interrupt(lambda what: PeerLost(what))
+    assert followed == [False], "by the thread that interrupts"
+    may_end.set()
+    engine.close()
+    assert followed == [False]
+
+
+def test_nothing_follows_what_is_over_already():
+    work = Completion("nothing", (), LIMIT_S)
+    work.succeed()
+    assert not work.then(lambda: pytest.fail("nobody is left to call it"))
