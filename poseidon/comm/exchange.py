@@ -3,7 +3,7 @@
 An iteration of a unit, for each Send of the plan:
 
     offer(member, grad)      compute thread: a member's gradient is final (None: there is no dense one)
-    begin(send)              starter thread, in the plan's order: first operations are on their way
+    begin(send)              in the plan's order, by the starter or, of gathers, by anybody: first operations go
     arrive(send, token)      waits until all is here that the sum is made of, where that can be told
     reduced(send, token)     waits; the parts whose summed gradients are here now
     (the rule is applied to the parts)

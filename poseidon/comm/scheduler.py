@@ -8,6 +8,10 @@ Three kinds of threads meet here:
     finishers   wait for the reduction, apply the rule, spread values. A Send whose sum, or update, waits for a device
                 that is busy with a layer makes room for the next; so there are more of them than Sends may be in flight
 
+Gathers on the host need neither: whoever makes it a gather's turn begins it, compute or the end of the one before, and
+the thread of the transport's engine that has gathered goes on with sum and update. Each hand-over that is spared is a
+thread less that has to wake up and to get the interpreter: milliseconds, where hosts are short of processors.
+
 A Send has the link to itself: that is faster than several that share it (each lengthens the queues that the others'
 messages stand in, at every step of a ring). But none may hold up what is needed sooner: if one takes much longer than
 the plan says, the next starts beside it (`plan/turns.py`).

@@ -404,3 +404,23 @@ class TestOddNets:
         start = min(e.start_s for e in timeline.of("backward", 0))
         ready = {e.name: e.start_s - start for e in timeline.of("ready", 0)}
         assert ready == pytest.approx({"shared": 0.6, "p": 0.4})
+
+
+def test_layers_too_small_for_factors_ride_along_where_that_spares_a_message():
+    """None of them gains anything by itself: as long as one is left, so is its message."""
+    rows, sizes = 32, ((512, 13), (256, 512), (64, 256), (1024, 1728), (1024, 1024), (512, 1024), (16, 24), (24, 16))
+    params = tuple(
+        ParamProfile(f"fc{number}", size, 4, factors=FactorShape(rows, *size)) for number, size in enumerate(sizes)
+    )
+    layers = tuple(LayerProfile(param.name, 1e-4, 2e-4, (param.name,)) for param in params)
+    profile = NetProfile(layers, params)
+    cluster = Cluster((1,) * 4, 1e9, latency_s=1e-3)
+    small = [param.name for param in params if rows * 4 * sum(param.shape) * 3 > 1.5 * 4 * param.num_elems]
+    assert small == ["fc0", "fc2", "fc6", "fc7"], "these send less by a ring"
+    request = PlanRequest(in_flight=1)
+    plan = make_plan(profile, cluster, request)
+    assert {unit.scheme for unit in plan.units} == {Scheme.FACTORS}
+    for number in range(1, len(small) + 1):
+        for some in itertools.combinations(small, number):
+            dense = replace(request, overrides=tuple(Override(name, Scheme.RING) for name in some))
+            assert make_plan(profile, cluster, dense).iteration_s >= plan.iteration_s
