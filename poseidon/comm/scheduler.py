@@ -175,8 +175,9 @@ class Scheduler(Conductor[_Sends]):
             self._hand_over(job)
 
     def _go_on(self, gather: Gathering, job: Callable[[], None]) -> None:
-        """By the thread that has gathered. Whoever tells it that it has failed has other things to do."""
-        if not gather.transport.engine.runs_here():
+        """By the thread that has gathered. Whoever tells it that it has failed has other things to do: it may be in the
+        middle of failing itself, and would wait for its own end."""
+        if self._is_failing or not gather.transport.engine.runs_here():
             self._hand_over(job)
         elif not self._has_ended:
             job()
