@@ -5,18 +5,24 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from poseidon.comm.events import SendApplied, SendReduced, SendStarted, UnitDone, UnitReady
-from poseidon.comm.exchange import Exchange
+from poseidon.comm.exchange import Exchange, Gathering
+from poseidon.comm.part import Member, Part
+from poseidon.comm.scheduler import Scheduler
 from poseidon.errors import PeerLost, PoseidonError, TransportError
-from poseidon.plan import Override, Scheme
+from poseidon.plan import Override, Scheme, Send
 from poseidon.transport import Transport
+from poseidon.transport.completion import Completion
+from poseidon.transport.engine import Engine
 from poseidon.transport.faulty import Drop, Faults, FaultyTransport
 from poseidon.transport.inproc import run_workers
-from tests.comm.nets import DEEP
+from tests.comm.nets import DEEP, MLP
 from tests.comm.training import Worker, caught, join, join_deep, plain_request, plan_of, solver_of
 from tests.comm.watching import PATIENCE_S, HoldingTransport
 
@@ -271,3 +277,60 @@ def test_a_fused_unit_keeps_one_bucket_and_no_more():
 
     parameters_and_bucket = 2 * plan.units[0].num_elems
     assert run_workers(2, work) == [parameters_and_bucket] * 2
+
+
+# -- a gather fails while another is under way ------------------------------------------------------------------------
+class Held(Gathering):
+    """A gather that is over when it is released, and whose sum may fail."""
+
+    def __init__(self, send: Send, transport: Any, problem: BaseException | None = None) -> None:
+        self.unit, self.transport = SimpleNamespace(index=send.unit), transport
+        self.members = [SimpleNamespace(name=f"fc{send.unit}", value=torch.zeros(1))]
+        self.begun, self.released, self._problem = threading.Event(), threading.Event(), problem
+
+    def begin(self, send: Send) -> Completion:
+        self.begun.set()
+        return self.transport.engine.submit(send, lambda: self.released.wait(PATIENCE_S), "gathering")
+
+    def arrival(self, token: Completion) -> Completion:
+        return token
+
+    def reduced(self, send: Send, token: Completion) -> list[Part]:
+        assert self._problem is not None, "never released"
+        raise self._problem
+
+    def offer(self, member: Member, grad: torch.Tensor | None) -> None:
+        raise AssertionError("not called")
+
+    def drop(self) -> None:
+        raise AssertionError("not called")
+
+
+def test_a_thread_that_fails_does_not_wait_for_itself():
+    """Telling the others ends what is under way here, in the thread that tells: it must not go on with that."""
+    engine = Engine("test", PATIENCE_S)
+    transport = SimpleNamespace(engine=engine, abort=lambda reason: engine.interrupt(lambda what: PeerLost(what, (0,))))
+    plan = plan_of(MLP, 2, plain_request(scheme=Scheme.FACTORS, in_flight=2))
+    first, second = plan.order[:2]
+    broken, other = Held(first, transport, ValueError("the cat sat on the cable")), Held(second, transport)
+    scheduler = Scheduler(replace(plan, order=(first, second)), [broken, other], lambda *_: None)
+    heard: list[BaseException] = []
+
+    def wait() -> None:
+        with pytest.raises(ValueError, match="the cat") as caught_here:
+            scheduler.wait(first.unit)
+        heard.append(caught_here.value)
+
+    try:
+        for send, exchange in ((first, broken), (second, other)):
+            scheduler.ready(send.unit, None)
+            assert exchange.begun.wait(PATIENCE_S)
+        waiting = threading.Thread(target=wait, daemon=True)
+        waiting.start()
+        broken.released.set()
+        waiting.join(PATIENCE_S)
+        assert heard, "nobody was told"
+    finally:
+        other.released.set()
+        scheduler.close()
+        engine.close()
