@@ -139,7 +139,12 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--forced", action="store_true", help="also every scheme by force")
     parser.add_argument("--timeout", type=float, default=900.0)
     parser.add_argument("--json", type=Path)
-    return parser.parse_args(words)
+    options = parser.parse_args(words)
+    if missing := {"auto", "ddp"} - set(options.contenders.split(",")):
+        parser.error(
+            f"--contenders {options.contenders}: {' and '.join(sorted(missing))} must be among them, every figure is a ratio of the two"
+        )
+    return options
 
 
 def main() -> int:

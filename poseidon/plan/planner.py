@@ -40,8 +40,8 @@ MOST_STEPS = 5000  # combinations × what a simulation goes through: above that,
 MOST_IN_FLIGHT = 4
 # Several sends that share the link hide each other's latencies, and lengthen the queues that all their messages stand
 # in, which the model does not know: on 8 hosts with 1 Gbit/s, four on their way took 9 to 32 % longer than predicted,
-# one at a time 1 to 5 %; on 4 hosts that had many small layers to send, 40 to 50 % longer.
-WORTH_SHARING = 1.4
+# one at a time 1 to 5 %.
+WORTH_SHARING = 1.2
 
 WORTH_REFINING = 1.02  # of the best: what is further off does not get there by finer cuts
 
