@@ -141,8 +141,9 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(words)
     if missing := {"auto", "ddp"} - set(options.contenders.split(",")):
+        names = " and ".join(sorted(missing))
         parser.error(
-            f"--contenders {options.contenders}: {' and '.join(sorted(missing))} must be among them, every figure is a ratio of the two"
+            f"--contenders {options.contenders}: {names} must be among them, all figures are ratios of the two"
         )
     return options
 
