@@ -204,7 +204,7 @@ def laid_out_like(value: Tensor, grad: Tensor | None) -> Tensor:
         return torch.zeros_like(value)
     if grad.is_sparse:
         grad = grad.to_dense()
-    if grad.dtype == value.dtype and _steps(grad) == _steps(value):
+    if grad.dtype == value.dtype and (grad.stride() == value.stride() or _steps(grad) == _steps(value)):
         return grad
     return torch.empty_like(value).copy_(grad)
 

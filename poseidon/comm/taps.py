@@ -48,6 +48,8 @@ class Taps:
             units = [None if found is None else found.unit.index for found in self._exchanges_of(layer)]
             if any(unit is not None for unit in units):
                 layer.gate = self._gate(units)
+        self._factored = [layer for layer in self._layers if isinstance(layer, InnerProduct)]
+        self._tables = [layer for layer in self._layers if isinstance(layer, Embed)]
 
     def begin(self) -> None:
         """A new iteration: what passes have handed over since the last one is nobody's."""
@@ -107,21 +109,20 @@ class Taps:
         return [None if entry is None else entry[0] for entry in found]
 
     def _connect(self) -> None:
-        for layer in self._layers:
-            weight, *bias = self._exchanges_of(layer) or [None]
-            if isinstance(layer, InnerProduct) and isinstance(weight, FactorExchange):
+        for layer in self._factored:
+            weight, *bias = self._exchanges_of(layer)
+            if isinstance(weight, FactorExchange):
                 owner = layer.param_owner(0)
                 layer.factor_tap = partial(weight.tap, weight.factored(self._by_parameter[owner][1].name))
                 layer.taps_bias = bool(bias) and weight.follows(layer.param_owner(1), owner)
-            if isinstance(layer, Embed) and isinstance(weight, Rows):
-                layer.gives_rows = True
+        for table in self._tables:
+            table.gives_rows = isinstance(self._exchanges_of(table)[0], Rows)
 
     def _disconnect(self) -> None:
-        for layer in self._layers:
-            if isinstance(layer, InnerProduct):
-                layer.factor_tap = None
-            if isinstance(layer, Embed):
-                layer.gives_rows = False
+        for layer in self._factored:
+            layer.factor_tap = None
+        for table in self._tables:
+            table.gives_rows = False
 
     def _gate(self, units: list[int | None]) -> Callable[[int], None]:
         def gate(index: int) -> None:

@@ -15,12 +15,11 @@ from __future__ import annotations
 import contextlib
 import heapq
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from poseidon.comm.conductor import Conductor, Progress
 from poseidon.comm.events import CommListener, SendApplied, SendReduced, SendStarted, UnitDone, UnitReady
@@ -28,7 +27,7 @@ from poseidon.comm.exchange import Exchange
 from poseidon.comm.notified import protocol
 from poseidon.comm.notified.exchanges import FlowExchange, PutFactors
 from poseidon.comm.notified.layout import WAKE_ID
-from poseidon.comm.notified.memory import Memory
+from poseidon.comm.notified.memory import Memory, Route
 from poseidon.comm.notified.protocol import Act, Gathering, Node, Stage
 from poseidon.comm.part import Apply, Part
 from poseidon.errors import PeerLost, TransportError, TransportTimeout
@@ -65,12 +64,10 @@ class NotifiedScheduler(Conductor[_Unit]):
     ) -> None:
         self._memory = memory
         self._rank, self._endpoint, self._ids = memory.rank, memory.endpoint, memory.ids
-        self._near = {rank for rank, link in enumerate(memory.endpoint.links) if link == "shared memory"}
+        self._routes = memory.routes
         units = {exchange.unit.index: self._unit(exchange, len(exchanges)) for exchange in exchanges}
         super().__init__(plan, units, apply, listener)
-        self._nodes = {
-            flow.index: Node(flow.parent(self._rank), flow.children(self._rank), FIRST_VERSION) for flow in memory.flows
-        }
+        self._nodes = [Node(flow.parent(self._rank), flow.children(self._rank), FIRST_VERSION) for flow in memory.flows]
         others = frozenset(range(memory.size)) - {self._rank}
         self._gatherings = {
             index: Gathering(others, FIRST_VERSION)
@@ -123,24 +120,28 @@ class NotifiedScheduler(Conductor[_Unit]):
 
     def _offer_flows(self, unit: int, entry: _Unit) -> bool:
         """Puts what can be put; true if the progress thread has something to do."""
-        has_jobs = False
-        for flow in entry.flows:
-            with self._changed:
+        leaving, has_jobs = [], False
+        with self._changed:
+            for flow in entry.flows:
                 node, act = protocol.offered(self._nodes[flow.index])
-                goes_up = act is Act.SUM and node.parent is not None and not node.children
-                self._nodes[flow.index] = protocol.summed(node) if goes_up else node
-                if act is Act.SUM and not goes_up:
-                    heapq.heappush(self._jobs, (unit, flow.index, False))
-                    has_jobs = True
-            if goes_up:
-                self._put_up(flow, entry, node.coming)
+                if act is Act.SUM:
+                    if node.parent is not None and not node.children:
+                        leaving.append((self._routes[flow.index], node.coming))
+                        node = protocol.summed(node)
+                    else:
+                        heapq.heappush(self._jobs, (unit, flow.index, False))
+                        has_jobs = True
+                self._nodes[flow.index] = node
+        for route, version in leaving:
+            self._put_up(route, entry, version)
         return has_jobs
 
     def _offer_block(self, unit: int, entry: _Unit) -> bool:
         assert isinstance(entry.exchange, PutFactors)
         block = entry.exchange.begin(entry.exchange.sends[0])
         others = [(self._rank + step) % self._memory.size for step in range(1, self._memory.size)]
-        self._note_puts(entry, entry.exchange.sends[0], block, others)
+        num_far = sum(rank not in self._memory.near for rank in others)
+        entry.puts[entry.exchange.sends[0]].append(block.nbytes * num_far)
         with self._changed:
             gathering = self._gatherings[unit] = protocol.own_block(self._gatherings[unit])
             if gathering.is_complete:
@@ -206,7 +207,8 @@ class NotifiedScheduler(Conductor[_Unit]):
         if place >= self._ids.num_flows:
             self._take_block(place - self._ids.num_flows, sender, note.value)
             return
-        flow = self._memory.flows[place]
+        route = self._routes[place]
+        unit, send = route.flow.send.unit, route.flow.send
         with self._changed:
             node = self._nodes[place]
             if sender == node.parent:
@@ -215,10 +217,10 @@ class NotifiedScheduler(Conductor[_Unit]):
                 node, act = protocol.sum_arrived(node, sender, note.value)
             self._nodes[place] = node
             if act is Act.SUM:
-                heapq.heappush(self._jobs, (flow.send.unit, flow.index, False))
+                heapq.heappush(self._jobs, (unit, place, False))
         if act is Act.PASS_ON:
-            self._put_down(flow, node.version)
-            self._end_part(flow.send.unit, flow.send)
+            self._put_down(route, self._units[unit], node.version)
+            self._end_part(unit, send)
 
     def _take_block(self, unit: int, sender: int, version: int) -> None:
         with self._changed:
@@ -236,20 +238,20 @@ class NotifiedScheduler(Conductor[_Unit]):
             elif flow == _GATHER:
                 self._use_blocks(unit, entry)
             else:
-                self._sum(self._memory.flows[flow], entry)
+                self._sum(self._routes[flow], entry)
         except BaseException as problem:  # raised again to whoever waits
             self._fail(problem, entry.exchange)
 
-    def _sum(self, flow: Flow, entry: _Unit) -> None:
+    def _sum(self, route: Route, entry: _Unit) -> None:
         assert isinstance(entry.exchange, FlowExchange)
+        flow = route.flow
         gradient = entry.exchange.gradient(flow)
-        node = self._nodes[flow.index]
-        for child in node.children:
-            gradient += self._memory.sum_of(flow, child, gradient)
+        for slot in route.slots:
+            gradient += slot
         with self._changed:
-            self._nodes[flow.index] = protocol.summed(node)
+            node = self._nodes[flow.index] = protocol.summed(self._nodes[flow.index])
         if node.parent is not None:
-            self._put_up(flow, entry, node.coming)
+            self._put_up(route, entry, node.coming)
         else:
             self._reduced(flow.send.unit, flow.index, entry.exchange.reduced(flow.send, flow))
 
@@ -281,32 +283,26 @@ class NotifiedScheduler(Conductor[_Unit]):
         if key == _GATHER:
             self._end_part(unit, entry.exchange.sends[0])
             return
-        flow = self._memory.flows[key]
+        route = self._routes[key]
         with self._changed:
             node = self._nodes[key] = protocol.applied(self._nodes[key])
-        self._put_down(flow, node.version)
-        self._end_part(unit, flow.send)
+        self._put_down(route, entry, node.version)
+        self._end_part(unit, route.flow.send)
 
     # -- puts -------------------------------------------------------------------------------------------------------
-    def _put_up(self, flow: Flow, entry: _Unit, version: int) -> None:
+    # Bytes are noted before they are put, so that none are missing when the Send is over.
+    def _put_up(self, route: Route, entry: _Unit, version: int) -> None:
         assert isinstance(entry.exchange, FlowExchange)
-        gradient, spot = entry.exchange.gradient(flow), self._memory.spot_at_parent(flow)
-        self._note_puts(entry, flow.send, gradient, [spot.rank])
-        self._endpoint.write_notify(gradient, spot, Note(self._ids.flow(flow.index, self._rank), version), entry.queue)
+        assert route.up is not None
+        entry.puts[route.flow.send].append(route.bytes_up)
+        gradient = entry.exchange.gradient(route.flow)
+        self._endpoint.write_notify(gradient, route.up, Note(route.id, version), entry.queue)
 
-    def _put_down(self, flow: Flow, version: int) -> None:
-        children = flow.children(self._rank)
-        if children:
-            values = self._memory.values(flow)
-            note = Note(self._ids.flow(flow.index, self._rank), version)
-            entry = self._units[flow.send.unit]
-            self._note_puts(entry, flow.send, values, children)
-            for child in children:
-                self._endpoint.write_notify(values, self._memory.spot_of_values(flow, child), note, entry.queue)
-
-    def _note_puts(self, entry: _Unit, send: Send, data: Tensor, ranks: Iterable[int]) -> None:
-        """Before the first of them, so that none is missing when the Send is over."""
-        entry.puts[send].append(data.nbytes * sum(rank not in self._near for rank in ranks))
+    def _put_down(self, route: Route, entry: _Unit, version: int) -> None:
+        entry.puts[route.flow.send].append(route.bytes_down)
+        note = Note(route.id, version)
+        for spot in route.down:
+            self._endpoint.write_notify(route.values, spot, note, entry.queue)
 
     # -- ends -------------------------------------------------------------------------------------------------------
     def _end_part(self, unit: int, send: Send) -> None:

@@ -19,6 +19,7 @@ class FlowExchange(DenseExchange):
     def __init__(self, wiring: Wiring, flows: Sequence[Flow]) -> None:
         super().__init__(wiring)
         self.flows = list(flows)
+        self._of_bucket: dict[int, Tensor] = {}
 
     def begin(self, send: Send) -> list[Flow]:
         """The trees that a Send's elements take."""
@@ -29,7 +30,15 @@ class FlowExchange(DenseExchange):
         return self.parts(token.start, token.stop, self.gradient(token), everywhere=False)
 
     def gradient(self, flow: Flow) -> Tensor:
-        """This worker's gradient of a flow's elements; what is summed is summed there."""
+        """This worker's gradient of a flow's elements; what is summed is summed there. A bucket stays where it is: its
+        parts are looked up once."""
+        if self._memory is not self._bucket:
+            return self._part_of(flow)
+        if flow.index not in self._of_bucket:
+            self._of_bucket[flow.index] = self._part_of(flow)
+        return self._of_bucket[flow.index]
+
+    def _part_of(self, flow: Flow) -> Tensor:
         first = flow.start - flow.send.start
         return self.memory(flow.send)[first : first + flow.stop - flow.start]
 

@@ -6,6 +6,7 @@ All workers make theirs together, and meet once when that is done: the only time
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,25 @@ from poseidon.transport import Transport
 from poseidon.transport.onesided import Spot
 
 MEET_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A flow as one worker sees it. Looked up once: in training the same bytes go the same way again and again.
+
+    `id`: what this worker's puts are known by. `up`: where its sum goes, None at the root; `down`: its children's
+    parameters. `slots`: the children's sums, in the order in which they are added; `values`: its own parameters' bytes.
+    `bytes_up`, `bytes_down`: what of either goes over a network.
+    """
+
+    flow: Flow
+    id: int
+    up: Spot | None
+    down: tuple[Spot, ...]
+    slots: tuple[Tensor, ...]
+    values: Tensor
+    bytes_up: int
+    bytes_down: int
 
 
 class Memory:
@@ -51,36 +71,36 @@ class Memory:
         self._incoming = self.endpoint.allocate(SLOTS, max(1, self._slots[self.rank].num_bytes))
         for exchange in dense.values():
             self._move_in(exchange)
+        self.near = {rank for rank, link in enumerate(self.endpoint.links) if link == "shared memory"}
+        self.routes = [self._route(flow, dense[flow.send.unit].members[0].value.dtype) for flow in self.flows]
         transport.barrier(MEET_S)
 
     # -- flows ------------------------------------------------------------------------------------------------------
-    def sum_of(self, flow: Flow, child: int, like: Tensor) -> Tensor:
-        """What a child has put here."""
-        return self._typed(self._slots[self.rank].sums[flow.index, child], like)
-
-    def spot_at_parent(self, flow: Flow) -> Spot:
-        parent = flow.parent(self.rank)
-        assert parent is not None
-        return Spot(parent, SLOTS, self._slots[parent].sums[flow.index, self.rank])
-
-    def values(self, flow: Flow) -> Tensor:
-        """A flow's elements, in the parameters themselves, as bytes."""
-        first = self._layout.value_offset(flow)
-        return self._values[first : first + self._layout.flow_bytes(flow)]
-
-    def spot_of_values(self, flow: Flow, rank: int) -> Spot:
-        return Spot(rank, VALUES, self._layout.value_offset(flow))
+    def _route(self, flow: Flow, dtype: torch.dtype) -> Route:
+        parent, children = flow.parent(self.rank), flow.children(self.rank)
+        first, num_bytes = self._layout.value_offset(flow), self._layout.flow_bytes(flow)
+        sums = self._slots[self.rank].sums
+        return Route(
+            flow,
+            self.ids.flow(flow.index, self.rank),
+            None if parent is None else Spot(parent, SLOTS, self._slots[parent].sums[flow.index, self.rank]),
+            tuple(Spot(child, VALUES, first) for child in children),
+            tuple(self._incoming_at(sums[flow.index, child], num_bytes, dtype) for child in children),
+            self._values[first : first + num_bytes],
+            0 if parent is None or parent in self.near else num_bytes,
+            num_bytes * sum(child not in self.near for child in children),
+        )
 
     # -- blocks -----------------------------------------------------------------------------------------------------
     def block_of(self, unit: int, source: int, turn: int, like: Tensor) -> Tensor:
         """What another worker has put here."""
-        return self._typed(self._slots[self.rank].blocks[unit, source, turn], like)
+        return self._incoming_at(self._slots[self.rank].blocks[unit, source, turn], like.nbytes, like.dtype)
 
     def spot_of_block(self, unit: int, rank: int, turn: int) -> Spot:
         return Spot(rank, SLOTS, self._slots[rank].blocks[unit, self.rank, turn])
 
-    def _typed(self, offset: int, like: Tensor) -> Tensor:
-        return self._incoming[offset : offset + like.nbytes].view(like.dtype)
+    def _incoming_at(self, offset: int, num_bytes: int, dtype: torch.dtype) -> Tensor:
+        return self._incoming[offset : offset + num_bytes].view(dtype)
 
     # -- parameters -------------------------------------------------------------------------------------------------
     def _move_in(self, exchange: Exchange) -> None:

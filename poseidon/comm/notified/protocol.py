@@ -27,7 +27,7 @@ Versions are numbers from 1 on that wrap around (`next_value`); whose turn it is
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from poseidon.errors import TransportError
 from poseidon.transport.onesided.base import is_newer, next_value
@@ -47,8 +47,7 @@ class Act(enum.Enum):
     PASS_ON = "pass on"  # new values are here: put them into the children's memory
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One worker's place in a flow. `version` is that of the values in its memory."""
 
     parent: int | None
@@ -68,7 +67,7 @@ def offered(node: Node) -> tuple[Node, Act]:
     """This worker's own gradient is there, for the version that is coming."""
     if node.has_own or node.stage is not Stage.GATHERING:
         raise TransportError(f"a gradient was offered twice for version {node.coming}")
-    return _perhaps_complete(replace(node, has_own=True))
+    return _perhaps_complete(node._replace(has_own=True))
 
 
 def sum_arrived(node: Node, child: int, version: int) -> tuple[Node, Act]:
@@ -77,14 +76,14 @@ def sum_arrived(node: Node, child: int, version: int) -> tuple[Node, Act]:
         return _dropped(node, f"rank {child}'s gradient", version), Act.NOTHING
     if child in node.arrived or node.stage is not Stage.GATHERING:
         return node, Act.NOTHING  # the same one again
-    return _perhaps_complete(replace(node, arrived=node.arrived | {child}))
+    return _perhaps_complete(node._replace(arrived=node.arrived | {child}))
 
 
 def summed(node: Node) -> Node:
     """The sum is made; away from the root it is on its way to the parent."""
     assert node.stage is Stage.SUMMING
     if node.parent is not None:
-        return replace(node, stage=Stage.WAITING)
+        return node._replace(stage=Stage.WAITING)
     return node
 
 
@@ -106,7 +105,7 @@ def values_arrived(node: Node, version: int) -> tuple[Node, Act]:
 
 def _perhaps_complete(node: Node) -> tuple[Node, Act]:
     if node.has_own and len(node.arrived) == len(node.children):
-        return replace(node, stage=Stage.SUMMING), Act.SUM
+        return node._replace(stage=Stage.SUMMING), Act.SUM
     return node, Act.NOTHING
 
 
@@ -122,8 +121,7 @@ def _dropped(node: Node, what: str, version: int) -> Node:
 
 
 # -- gatherings -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class Gathering:
+class Gathering(NamedTuple):
     """One worker's view of a gathering: what has come of this version, and already of the next."""
 
     others: frozenset[int]
@@ -146,14 +144,14 @@ def own_block(gathering: Gathering) -> Gathering:
     """This worker's block is there, and on its way to all others."""
     if gathering.has_own:
         raise TransportError(f"a block was offered twice for version {gathering.coming}")
-    return replace(gathering, has_own=True)
+    return gathering._replace(has_own=True)
 
 
 def block_arrived(gathering: Gathering, source: int, version: int) -> Gathering:
     if version == gathering.coming:
-        return replace(gathering, arrived=gathering.arrived | {source})
+        return gathering._replace(arrived=gathering.arrived | {source})
     if version == next_value(gathering.coming):
-        return replace(gathering, early=gathering.early | {source})
+        return gathering._replace(early=gathering.early | {source})
     if is_newer(version, gathering.coming):
         raise TransportError(
             f"rank {source}'s block of version {version} came while version {gathering.coming} was still being gathered"

@@ -70,6 +70,8 @@ def mapped(fd: int, start: int, num_bytes: int) -> Segment:
 
 def bytes_of(tensor: Tensor) -> Tensor:
     """A contiguous tensor's memory as bytes."""
-    if tensor.dtype is torch.uint8 and tensor.dim() == 1 and not tensor.requires_grad:
-        return tensor
-    return tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    if tensor.dim() != 1:
+        tensor = tensor.reshape(-1)
+    return tensor if tensor.dtype is torch.uint8 else tensor.view(torch.uint8)
