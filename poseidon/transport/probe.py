@@ -8,7 +8,8 @@
 
 β: one worker of each host sends to the next host and receives from the previous one, all at the same time. On a single
 host all workers do. The amount is at least 16 MB where the link allows; a first, small try decides, so that the probe
-takes about two seconds. All workers get the same figures, to the bit: those of the slowest NIC, which is the pace
+takes about two seconds. What else hosts and switches do just then can only make a link look slower: it is tried as long
+as it shows itself faster. All workers get the same figures, to the bit: those of the slowest NIC, which is the pace
 of a ring. α and o are taken at this number of workers: on hosts short of processors they grow with it.
 
 Memory that workers of a node share: the bits per second at which it is passed through when they sum a tensor of n bytes
@@ -23,9 +24,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from poseidon.transport.base import OWN_TAGS, Transport, Work
 from poseidon.transport.collectives import all_gather, reduce_shards, shards_of
@@ -37,7 +40,10 @@ LEAST_BYTES = 16 << 20
 MOST_BYTES = 64 << 20
 PIECE_BYTES = 1 << 20
 OPEN_PIECES = 8
-NUM_PASSES = 4
+NUM_PASSES = 4  # at least
+NUM_VAIN = 3  # passes in a row that are no better: the best is known
+MOST_PASSES = 16
+BETTER = 0.98  # of the time that was the best so far
 OPEN_SUMS = 4
 NUM_SUM_PASSES = 5
 SHARE_S = 0.1
@@ -85,9 +91,7 @@ def probe(transport: Transport, hosts: Sequence[int] | None = None) -> LinkFacts
     leaders = [where.index(host) for host in dict.fromkeys(where)]
     ring = leaders if num_hosts > 1 else list(range(transport.size))
     num_bytes = _amount(FIRST_BYTES / max(_shared(transport, _pass_s(transport, ring, FIRST_BYTES))))
-    # Each link's best: what else these hosts do just now can only make one look slower, another in each pass.
-    seconds = max(_shared(transport, min(_pass_s(transport, ring, num_bytes) for _ in range(NUM_PASSES))))
-    bandwidth_bps = num_bytes * 8 / seconds
+    bandwidth_bps = num_bytes * 8 / _best_s(transport, lambda: _pass_s(transport, ring, num_bytes))
     gather_share, push_share = _shares(transport, num_hosts, bandwidth_bps)
     return LinkFacts(
         num_workers=transport.size,
@@ -162,14 +166,28 @@ def _shares(transport: Transport, num_hosts: int, bandwidth_bps: float) -> tuple
     limit_s = num_bytes * 8 / bandwidth_bps
     shares = []
     for collective in (all_gather, reduce_shards):
-        seconds = []
-        for _ in range(NUM_PASSES):
-            _shared(transport, 0.0)  # all start together
-            started_s = time.perf_counter()
-            collective(transport, blocks, tag=PROBE_TAG).wait()
-            seconds.append(max(_shared(transport, time.perf_counter() - started_s)))
-        shares.append(min(1.0, max(LEAST_SHARE, limit_s / min(seconds))))
+        seconds = _best_s(transport, partial(_collective_s, transport, blocks, collective))
+        shares.append(min(1.0, max(LEAST_SHARE, limit_s / seconds)))
     return shares[0], shares[1]
+
+
+def _collective_s(transport: Transport, blocks: list[Tensor], collective: Callable[..., Work]) -> float:
+    _shared(transport, 0.0)  # all start together
+    started_s = time.perf_counter()
+    collective(transport, blocks, tag=PROBE_TAG).wait()
+    return time.perf_counter() - started_s
+
+
+def _best_s(transport: Transport, try_s: Callable[[], float]) -> float:
+    """Of the slowest worker's tries, the best. All go on together until none of them gets better any more."""
+    own_s = slowest_s = math.inf
+    num_tries = num_vain = 0
+    while num_tries < NUM_PASSES or (num_vain < NUM_VAIN and num_tries < MOST_PASSES):
+        own_s = min(own_s, try_s())
+        before_s, slowest_s = slowest_s, max(_shared(transport, own_s))
+        num_tries += 1
+        num_vain = 0 if slowest_s < before_s * BETTER else num_vain + 1
+    return slowest_s
 
 
 def _amount(bytes_per_s: float) -> int:

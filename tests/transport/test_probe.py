@@ -49,13 +49,38 @@ def test_one_worker_of_each_host_measures_its_nic():
     assert all(found == facts for found, _ in answers)
     assert (facts.num_workers, facts.num_hosts) == (5, 3)
     assert 2 * MB <= facts.probed_bytes <= 4 * MB
-    moved = MB + probing.NUM_PASSES * facts.probed_bytes
+    moved = answers[0][1][2]
     assert [large for _, large in answers] == [{2: moved}, {}, {3: moved}, {0: moved}, {}]
+    num_passes, left = divmod(moved - MB, facts.probed_bytes)
+    assert probing.NUM_PASSES <= num_passes <= probing.MOST_PASSES
+    assert left == 0
     assert 0 < facts.latency_s < 10
     assert 0 < facts.overhead_s <= facts.latency_s
     assert 0 < facts.bandwidth_bps < math.inf
     assert 0 < facts.gather_share <= 1
     assert 0 < facts.push_share <= 1
+
+
+@pytest.mark.parametrize(
+    ("tries", "expected"),  # of two workers; all they may try, and how many tries the best takes, with its time
+    [
+        ([(2.0, 1.0)] * 16, (4, 2.0)),  # the first is not beaten: the least number
+        (
+            [(9, 1), (8, 1), (7, 1), (6, 1), (5, 1), (5, 1), (5, 1), (5, 1), (1, 1)],
+            (8, 5.0),
+        ),  # it gets better, then not
+        ([(1, 9), (9, 1), (9, 9), (9, 9), (9, 9), (0, 0)], (5, 1.0)),  # another is disturbed in each try
+        ([(1.0 - number / 32, 0.5) for number in range(16)], (16, 1.0 - 15 / 32)),  # for ever better: the most
+    ],
+)
+def test_a_link_is_tried_as_long_as_it_shows_itself_faster(tries, expected):
+    def work(transport: InprocTransport) -> tuple[int, float]:
+        seconds = [pair[transport.rank] for pair in tries]
+        left = iter(seconds)
+        best_s = probing._best_s(transport, lambda: next(left))
+        return len(seconds) - len(list(left)), best_s
+
+    assert run_workers(2, work) == [expected, expected]
 
 
 def test_on_a_single_host_all_workers_take_part():
