@@ -1,7 +1,8 @@
 """Forwards that hand out structure: what stands in for the forward of an nn.Linear or nn.Embedding inside Parallel.
 
 A Linear's weight gets no gradient of its own while its factors are tapped; its ready hook fires all the same. Under
-autocast the factors are those of the product that was computed, in its narrower type.
+autocast the factors are those of the product that was computed, in its narrower type. Where backward itself is
+differentiated (a gradient penalty), what that gives the weight is a dense gradient beside the factors.
 
 A copy of such a module (an EMA of the model, a pickle) gets the plain forward: it is nobody's replica.
 """
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 # Takes u and v, as rows; both are good only until it returns.
 FactorTap = Callable[[Tensor, Tensor], None]
@@ -48,17 +48,18 @@ class TappedLinear(torch.autograd.Function):
         else:
             ctx.input_dtype, used = x.dtype, weight
             y = F.linear(x, weight, bias)
-        ctx.save_for_backward(x, used)
+        ctx.save_for_backward(x, used, weight)
         ctx.tap, ctx.taps_bias = tap, taps_bias
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
-        x, weight = ctx.saved_tensors
+        x, used, weight = ctx.saved_tensors
         u = grad.reshape(-1, grad.shape[-1])
-        ctx.tap(u, x.reshape(-1, x.shape[-1]))
-        own = input_grad(grad, weight).to(ctx.input_dtype) if ctx.needs_input_grad[0] else None
+        ctx.tap(u.detach(), x.detach().reshape(-1, x.shape[-1]))
+        if torch.is_grad_enabled():  # this pass will be differentiated: down to the weight, not to a copy of it
+            used = weight.to(used.dtype)
+        own = input_grad(grad, used).to(ctx.input_dtype) if ctx.needs_input_grad[0] else None
         bias = u.sum(0) if ctx.needs_input_grad[2] and not ctx.taps_bias else None
         return own, None, bias, None, None
 

@@ -182,6 +182,59 @@ def test_factors_of_a_pass_that_does_not_reach_the_weights_are_dropped():
         assert_same(found, mean_grads(lambda model, rank: loss_of(model, 6, rank)))
 
 
+def penalised(model, step, rank):
+    """A loss with the norm of its gradient by the input, as of a critic with a gradient penalty."""
+    x, y = batch(step, rank)
+    x = x.to(next(model.parameters()).dtype).requires_grad_(True)
+    loss = F.cross_entropy(model(x).to(x.dtype), y)
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + (slope.norm(dim=1) - 1).square().mean()
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_backward_itself_may_be_differentiated(overlaps):
+    """The weights get gradients from both passes, of which factors tell only one."""
+
+    def act(member):
+        optimizer = sgd(member.model.parameters())
+        optimizer = poseidon.overlap(optimizer, member.model) if overlaps else optimizer
+        for step in range(PLANNED + 6):
+            optimizer.zero_grad()
+            penalised(member.model, step, member.rank).backward()
+            optimizer.step()
+        return values(member.model)
+
+    model = small()
+    optimizer = sgd(model.parameters())
+    for step in range(PLANNED + 6):
+        optimizer.zero_grad()
+        for rank in range(SIZE):
+            (penalised(model, step, rank) / SIZE).backward()
+        optimizer.step()
+    for found in in_team(act, schemes={"*": "factors"}):
+        assert_same(found, values(model))
+
+
+def test_backward_may_be_differentiated_under_autocast():
+    """What the second pass gives reaches the weights, not their narrow copies. To the rounding of bf16."""
+
+    def run(model, rank):
+        with torch.autocast("cpu", torch.bfloat16):
+            return penalised(model, 0, rank)
+
+    base = small().float()
+
+    def act(member):
+        for _ in range(PLANNED + 1):
+            member.model.zero_grad()
+            run(member.model, member.rank).backward()
+        return grads(member.model)
+
+    for found in in_team(act, base, schemes={"*": "factors"}):
+        for one, other in zip(found, mean_grads(run, base), strict=True):
+            assert float((one - other).norm()) <= 0.02 * float(other.norm())
+
+
 @pytest.mark.parametrize("size", [1, 5])
 def test_batches_may_shrink_and_grow(size):
     """Factors have room for the batch that was measured; a larger one goes dense, and is planned for later."""
