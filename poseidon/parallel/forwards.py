@@ -18,6 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from poseidon.errors import UsageError
+from poseidon.parallel.destination import Destination, Leaf
+
 # Takes u and v, as rows; both are good only until it returns.
 FactorTap = Callable[[Tensor, Tensor], None]
 
@@ -37,7 +40,9 @@ class TappedLinear(torch.autograd.Function):
     """x Wᵀ + b, whose backward hands out u and v instead of the gradients of W and, if `taps_bias`, of b."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, tap: FactorTap, taps_bias: bool) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, leaf: Leaf, tap: FactorTap, taps_bias: bool
+    ) -> Tensor:
         device = x.device.type
         if torch.is_autocast_enabled(device):
             ctx.input_dtype = x.dtype
@@ -49,19 +54,33 @@ class TappedLinear(torch.autograd.Function):
             ctx.input_dtype, used = x.dtype, weight
             y = F.linear(x, weight, bias)
         ctx.save_for_backward(x, used, weight)
-        ctx.tap, ctx.taps_bias = tap, taps_bias
+        ctx.leaf, ctx.tap, ctx.taps_bias = leaf, tap, taps_bias
         return y
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, used, weight = ctx.saved_tensors
-        u = grad.reshape(-1, grad.shape[-1])
-        ctx.tap(u.detach(), x.detach().reshape(-1, x.shape[-1]))
+        u, v = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        destination = ctx.leaf.destination()
+        if destination is Destination.ADDED:
+            ctx.tap(u.detach(), v.detach())
         if torch.is_grad_enabled():  # this pass will be differentiated: down to the weight, not to a copy of it
             used = weight.to(used.dtype)
         own = input_grad(grad, used).to(ctx.input_dtype) if ctx.needs_input_grad[0] else None
-        bias = u.sum(0) if ctx.needs_input_grad[2] and not ctx.taps_bias else None
-        return own, None, bias, None, None
+        is_tapped = ctx.taps_bias and destination is Destination.ADDED
+        bias = u.sum(0) if ctx.needs_input_grad[2] and not is_tapped else None
+        asked = _weight_grad(ctx, u, v, weight) if destination is Destination.HANDED_OUT else None
+        return own, asked, bias, None, None, None
+
+
+def _weight_grad(ctx: Any, u: Tensor, v: Tensor, weight: Tensor) -> Tensor:
+    """What torch.autograd.grad asks for is nobody's factors."""
+    if torch.is_grad_enabled() and v.dtype != ctx.input_dtype:
+        raise UsageError(
+            "a gradient by a weight is to be differentiated again (torch.autograd.grad with create_graph) under "
+            'autocast, while the weight travels as factors: wrap the model with Parallel(…, schemes={"*": "ring"})'
+        )
+    return (u.t() @ v).to(weight.dtype)
 
 
 class Forward:
@@ -105,6 +124,10 @@ class LinearForward(Forward):
     tap: FactorTap | None = None
     taps_bias = True
 
+    def __init__(self, module: nn.Linear | nn.Embedding) -> None:
+        super().__init__(module)
+        self._leaf = Leaf(self.weight)
+
     def __call__(self, input: Tensor) -> Tensor:
         module: Any = self.module
         weight, bias = module.weight, module.bias
@@ -114,7 +137,7 @@ class LinearForward(Forward):
         if self.tap is None or not self.is_on or weight._backward_hooks:  # a user's hook wants to see the gradient
             return self.counted(F.linear(input, weight, bias), num_rows)
         bias_is_seen = bias is not None and (bias._backward_hooks or not bias.requires_grad)
-        output = TappedLinear.apply(input, weight, bias, self.tap, self.taps_bias and not bias_is_seen)
+        output = TappedLinear.apply(input, weight, bias, self._leaf, self.tap, self.taps_bias and not bias_is_seen)
         return self.counted(output, num_rows)
 
 

@@ -28,6 +28,7 @@ from poseidon.comm.factors import Factored
 from poseidon.comm.free_factors import FreeFactors
 from poseidon.comm.rows import Rows
 from poseidon.errors import UsageError
+from poseidon.parallel.destination import Destination, Leaf
 from poseidon.parallel.forwards import EmbeddingForward, Forward, LinearForward
 from poseidon.parallel.pending import PendingGrad
 from poseidon.parallel.round import Round
@@ -112,7 +113,7 @@ class Gradients:
             if isinstance(grad, PendingGrad):
                 if grad.is_zeroed:
                     found.parameter.grad = None
-                else:
+                elif Leaf(found.parameter).destination() is Destination.ADDED:
                     left.append(name)
         if left:
             raise UsageError(

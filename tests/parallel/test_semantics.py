@@ -199,8 +199,11 @@ def test_backward_itself_may_be_differentiated(overlaps):
         optimizer = sgd(member.model.parameters())
         optimizer = poseidon.overlap(optimizer, member.model) if overlaps else optimizer
         for step in range(PLANNED + 6):
+            if step % 2:
+                optimizer.zero_grad()
+            loss = penalised(member.model, step, member.rank)
             optimizer.zero_grad()
-            penalised(member.model, step, member.rank).backward()
+            loss.backward()
             optimizer.step()
         return values(member.model)
 
@@ -233,6 +236,57 @@ def test_backward_may_be_differentiated_under_autocast():
     for found in in_team(act, base, schemes={"*": "factors"}):
         for one, other in zip(found, mean_grads(run, base), strict=True):
             assert float((one - other).norm()) <= 0.02 * float(other.norm())
+
+
+@pytest.mark.parametrize("schemes", [{"*": "factors"}, None])
+def test_gradients_that_are_asked_for_are_this_workers_own(schemes):
+    """torch.autograd.grad: nothing is exchanged, nothing added, also of weights that travel as factors."""
+
+    def act(member):
+        train(member, torch.optim.SGD(member.model.parameters(), 0.0), PLANNED)
+        loss, params = member.loss(PLANNED), list(member.model.parameters())
+        asked = torch.autograd.grad(loss, params, retain_graph=True)
+        one = torch.autograd.grad(loss, params[3], retain_graph=True)
+        member.model.zero_grad()
+        loss.backward()
+        return asked, one, grads(member.model)
+
+    for rank, (asked, one, found) in enumerate(in_team(act, schemes=schemes)):
+        model = small()
+        own = torch.autograd.grad(loss_of(model, PLANNED, rank), list(model.parameters()))
+        assert_same(asked, own)
+        assert_same(one, own[3:4])
+        assert_same(found, mean_grads(lambda model, rank: loss_of(model, PLANNED, rank)))
+
+
+def curved(model, rank):
+    """A loss with the norm of its gradient by the parameters."""
+    x, y = batch(0, rank)
+    loss = F.cross_entropy(model(x.to(next(model.parameters()).dtype)), y)
+    asked = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    return loss + sum(grad.square().sum() for grad in asked)
+
+
+def test_gradients_that_are_asked_for_may_be_differentiated():
+    def act(member):
+        train(member, torch.optim.SGD(member.model.parameters(), 0.0), PLANNED)
+        member.model.zero_grad()
+        curved(member.model, member.rank).backward()
+        return grads(member.model)
+
+    for found in in_team(act, schemes={"*": "factors"}):
+        assert_same(found, mean_grads(curved))
+
+
+def test_gradients_that_are_asked_for_are_not_differentiated_under_autocast():
+    def act(member):
+        for _ in range(PLANNED):
+            member.model.zero_grad()
+            F.cross_entropy(member.model(batch(0, member.rank)[0].float()), batch(0, member.rank)[1]).backward()
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(UsageError, match="schemes="):
+            curved(member.model, member.rank)
+
+    in_team(act, small().float(), schemes={"*": "factors"})
 
 
 @pytest.mark.parametrize("size", [1, 5])
