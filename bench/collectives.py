@@ -37,6 +37,7 @@ from poseidon.transport.groups import Groups, GroupSpec
 from poseidon.transport.interface import choose_interface
 
 ROOT = Path(__file__).resolve().parent.parent
+SMALL_BYTES, SMALL_TIMES = 1 << 20, 5  # so much takes milliseconds, of which one late thread is half: repeated oftener
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ def measure(sizes: list[int], repeats: int, payload_rate: float) -> list[Result]
     results = []
     for num_bytes in sizes:
         field = contenders(transport, group, num_bytes)
-        rounds = [[slowest_s(transport, each.run) for each in field] for _ in range(repeats + 1)][1:]
+        number = repeats * (SMALL_TIMES if num_bytes <= SMALL_BYTES else 1)
+        rounds = [[slowest_s(transport, each.run) for each in field] for _ in range(number + 1)][1:]
         for each, times_s in zip(field, zip(*rounds, strict=True), strict=True):
             limit_s = each.share * num_bytes / payload_rate
             middle_s, best_s = statistics.median(times_s), min(times_s)

@@ -142,7 +142,7 @@ def exchanges(quick: bool) -> list[Ratio]:
 
 
 def bytes_on_wire(quick: bool) -> list[Ratio]:
-    asked = options(rate="1gbit", iterations=4 if quick else 6)
+    asked = options(rate="1gbit", iterations=3 if quick else 6)
     return [
         single(f"{found.scheme}, {found.wire}, nodes of {nodes}: bytes / planned", found.ratio, wire_bytes.MOST)
         for nodes in (("1,1,1",) if quick else ("1,1,1,1", "2,2", "2,1,1"))
@@ -151,7 +151,7 @@ def bytes_on_wire(quick: bool) -> list[Ratio]:
 
 
 def lab_training(quick: bool) -> list[Ratio]:
-    words = ["--rounds", "1", "--iterations", "4", "--contenders", "auto,ddp"] if quick else ["--rounds", "3"]
+    words = ["--rounds", "1", "--iterations", "3", "--contenders", "auto,ddp"] if quick else ["--rounds", "3"]
     ratios = []
     for subject in ("alexnet",) if quick else lab.SUBJECTS:
         found = lab.compare(subject, lab.options_of(words))
@@ -177,7 +177,7 @@ def any_module(quick: bool) -> list[Ratio]:
 def unequal_machines(quick: bool) -> list[Ratio]:
     from bench import staleness
 
-    asked = staleness.options_of(["--iterations", "20", "--runs", "1"] if quick else [])
+    asked = staleness.options_of(["--iterations", "16", "--runs", "1"] if quick else [])
     ratios = []
     for part in ("throughput",) if quick else staleness.PARTS:
         least, most = staleness.LIMITS[part]
