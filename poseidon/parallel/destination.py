@@ -13,7 +13,7 @@ from torch.autograd.graph import get_gradient_edge
 class Destination(enum.Enum):
     ADDED = "added"  # backward(): to `grad`, from where a round takes it
     HANDED_OUT = "handed out"  # torch.autograd.grad(…, parameter): to its caller, and to nobody else
-    NOWHERE = "nowhere"  # the pass does not end in the parameter, or not in this use of it
+    NOWHERE = "nowhere"  # the pass does not end in the parameter
 
 
 class Leaf:

@@ -172,10 +172,11 @@ def _shares(transport: Transport, num_hosts: int, bandwidth_bps: float) -> tuple
 
 
 def _collective_s(transport: Transport, blocks: list[Tensor], collective: Callable[..., Work]) -> float:
+    """The slowest worker's: a collective is over when all have ended the same one."""
     _shared(transport, 0.0)  # all start together
     started_s = time.perf_counter()
     collective(transport, blocks, tag=PROBE_TAG).wait()
-    return time.perf_counter() - started_s
+    return max(_shared(transport, time.perf_counter() - started_s))
 
 
 def _best_s(transport: Transport, try_s: Callable[[], float]) -> float:
