@@ -29,6 +29,7 @@ from poseidon.transport.engine import Engine
 
 if TYPE_CHECKING:
     from poseidon.transport.onesided.base import Endpoint
+    from poseidon.transport.pacing import Pace
 
 OWN_TAGS = 1 << 24
 
@@ -109,8 +110,9 @@ class Transport(Protocol):
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         """Who is lost, if somebody is, or has left of these `ranks`, to a worker that is `doing` something else."""
 
-    def one_sided(self) -> Endpoint:
-        """Notified puts among the same workers (`onesided/base.py`). All call it, in the same order."""
+    def one_sided(self, pace: Pace | None = None) -> Endpoint:
+        """Notified puts among the same workers (`onesided/base.py`), within a budget if there is one. All call it, in
+        the same order."""
 
     def abort(self, reason: str) -> None:
         """Tells the peers why this worker ends, as well as that can be done: they get PeerLost with the reason."""

@@ -34,9 +34,10 @@ from poseidon.transport.groups import GroupSpec
 from poseidon.transport.health import Loss
 from poseidon.transport.job import C10dOptions, Job
 from poseidon.transport.joining import agree_on_round
-from poseidon.transport.onesided.base import Endpoint
+from poseidon.transport.onesided.base import Endpoint, check_unlimited
 from poseidon.transport.onesided.joining import OneSidedOptions, open_endpoint
 from poseidon.transport.onesided.mpi import MpiEndpoint
+from poseidon.transport.pacing import Pace
 from poseidon.transport.tally import Tally
 from poseidon.transport.vitals import Vitals
 
@@ -132,12 +133,13 @@ class C10dTransport:
         name = f"{self._name}/{'-'.join(map(str, members))}:{self._num_subgroups[members]}"
         return C10dTransport(self._job, tuple(self._ranks[rank] for rank in members), name)
 
-    def one_sided(self) -> Endpoint:
+    def one_sided(self, pace: Pace | None = None) -> Endpoint:
         """Notified puts among the same workers, on connections of their own; all call it together."""
         options = self._job.options
         if options.one_sided == "mpi":
+            check_unlimited(pace, "mpi")
             return MpiEndpoint(self)
-        return open_endpoint(self, OneSidedOptions(options.address, options.secret, health=options.health))
+        return open_endpoint(self, OneSidedOptions(options.address, options.secret, health=options.health, pace=pace))
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         members = tuple(self._ranks[rank] for rank in ranks)

@@ -22,6 +22,7 @@ from torch import Tensor
 from poseidon.errors import PeerLost, TransportError
 from poseidon.transport.base import Levels, Transport, Work
 from poseidon.transport.onesided.base import Endpoint
+from poseidon.transport.pacing import Pace
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +85,8 @@ class FaultyTransport:
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         return self._inner.loss(doing, ranks)
 
-    def one_sided(self) -> Endpoint:
-        return self._inner.one_sided()
+    def one_sided(self, pace: Pace | None = None) -> Endpoint:
+        return self._inner.one_sided(pace)
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

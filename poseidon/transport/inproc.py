@@ -30,8 +30,9 @@ from poseidon.transport.barrier import barrier
 from poseidon.transport.base import Levels, Peer, Work, check_address, check_message, members_of, names_of, size_text
 from poseidon.transport.completion import Completion, finished
 from poseidon.transport.engine import Engine
-from poseidon.transport.onesided.base import Endpoint
+from poseidon.transport.onesided.base import Endpoint, check_unlimited
 from poseidon.transport.onesided.inproc import Fabric, Tricks
+from poseidon.transport.pacing import Pace
 from poseidon.transport.tally import Tally
 
 T = TypeVar("T")
@@ -218,7 +219,8 @@ class InprocTransport:
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         return self._switch.loss(Completion(doing, tuple(self._ranks[rank] for rank in ranks), 0.0))
 
-    def one_sided(self) -> Endpoint:
+    def one_sided(self, pace: Pace | None = None) -> Endpoint:
+        check_unlimited(pace, "inproc")
         self._counts["one-sided"] += 1
         return self._switch.fabric((self._space, self._counts["one-sided"]), self.peers).endpoints[self.rank]
 

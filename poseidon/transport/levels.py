@@ -43,6 +43,7 @@ from poseidon.transport.collectives import (
 from poseidon.transport.completion import finished
 from poseidon.transport.node import LOOK_S, Layout, Node, Session
 from poseidon.transport.onesided.base import Endpoint
+from poseidon.transport.pacing import Pace
 from poseidon.transport.shared_memory import Counter, Segment, fetch
 from poseidon.transport.tally import Tally
 
@@ -175,8 +176,8 @@ class LevelTransport:
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         return self._wire.loss(doing, ranks)
 
-    def one_sided(self) -> Endpoint:
-        return self._wire.one_sided()
+    def one_sided(self, pace: Pace | None = None) -> Endpoint:
+        return self._wire.one_sided(pace)
 
     def abort(self, reason: str) -> None:
         self._wire.abort(reason)

@@ -20,7 +20,6 @@ from poseidon.errors import TransportError
 from poseidon.transport.base import Levels, Transport, Work, check_address, check_message, members_of, size_text
 from poseidon.transport.completion import Completion
 from poseidon.transport.onesided.base import Endpoint
-from poseidon.transport.onesided.endpoint import SocketEndpoint
 from poseidon.transport.pacing import Budget, Pace
 from poseidon.transport.tally import num_children
 
@@ -127,14 +126,8 @@ class PacedTransport:
         inner = self._inner.subgroup(ranks)
         return None if inner is None else PacedTransport(inner, self.pace)
 
-    def one_sided(self) -> Endpoint:
-        endpoint = self._inner.one_sided()
-        if not isinstance(endpoint, SocketEndpoint):
-            raise TransportError(
-                f"--bandwidth-limit: what {endpoint.kind} moves cannot be limited from here; leave --one-sided out"
-            )
-        endpoint.keep_to(self.pace)
-        return endpoint
+    def one_sided(self, pace: Pace | None = None) -> Endpoint:
+        return self._inner.one_sided(pace or self.pace)
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         return self._inner.loss(doing, ranks)

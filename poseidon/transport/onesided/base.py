@@ -25,6 +25,7 @@ from torch import Tensor
 
 from poseidon.errors import TransportError
 from poseidon.transport.base import Peer, Work
+from poseidon.transport.pacing import Pace
 
 LAST_VALUE = 2**32 - 1
 LAST_ID = 2**32 - 1
@@ -136,6 +137,12 @@ def check_rank(rank: int, size: int) -> None:
     """Raises unless there is such a worker."""
     if not 0 <= rank < size:
         raise TransportError(f"rank must be within 0 … {size - 1}, got {rank}")
+
+
+def check_unlimited(pace: Pace | None, kind: str) -> None:
+    """Raises if there is a budget, for those that cannot keep to one."""
+    if pace is not None:
+        raise TransportError(f"--bandwidth-limit: what {kind} moves cannot be limited from here; leave --one-sided out")
 
 
 def check_range(spot: Spot, num_bytes: int, segment_bytes: int) -> None:

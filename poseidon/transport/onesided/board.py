@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 
 from poseidon.errors import TransportError, TransportTimeout
 from poseidon.transport.onesided.base import Note, is_newer
+from poseidon.transport.onesided.carrier import raise_again
 
 T = TypeVar("T")
 
@@ -98,7 +99,7 @@ class Board:
     def check(self) -> None:
         """Raises if somebody is lost."""
         if self.error is not None:
-            raise type(self.error)(str(self.error), self.error.ranks) from self.error
+            raise_again(self.error)
 
     def waitsome(self, ids: Collection[int], timeout_s: float) -> int:
         values = self._values
@@ -181,9 +182,14 @@ class Board:
 def _left_s(deadline_s: float, what: str | Collection[int]) -> float:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        text = what if isinstance(what, str) else f"a notification of {_ids_text(what)}"
-        raise TransportTimeout(f"{text} did not come in the time given")
+        raise not_in_time(what)
     return left_s
+
+
+def not_in_time(what: str | Collection[int]) -> TransportTimeout:
+    """`what` was waited for: ids, or something else in words."""
+    text = what if isinstance(what, str) else f"a notification of {_ids_text(what)}"
+    return TransportTimeout(f"{text} did not come in the time given")
 
 
 def _ids_text(ids: Collection[int]) -> str:

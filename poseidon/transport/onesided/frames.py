@@ -7,6 +7,8 @@
     BEAT      a sign of life
     LOST      JSON: who is lost, and why; the sender ends
     BYE       the sender leaves in peace
+    MESSAGE   bytes from `offset` of a message for the receive with the tag `value`; `segment` and `id` are the low and
+              the high half of its whole length (`../messages.py`)
 
 Long puts are cut into frames of at most MAX_FRAME_BYTES, so that urgent ones can pass between them; the notification
 goes with the last. Little endian.
@@ -16,6 +18,8 @@ from __future__ import annotations
 
 import struct
 
+from poseidon.errors import TransportError
+
 MAX_FRAME_BYTES = 1 << 20
 MAX_TEXT_BYTES = 1 << 16
 
@@ -23,8 +27,32 @@ HEADER = struct.Struct("<BxxxIQIIQ")
 HEADER_BYTES = HEADER.size
 
 
-PUT, READ, DATA, SEGMENT, BEAT, LOST, BYE = range(1, 8)  # plain numbers: one comparison per message counts
+PUT, READ, DATA, SEGMENT, BEAT, LOST, BYE, MESSAGE = range(1, 9)  # plain numbers: one comparison per message counts
 
 
 def header(kind: int, *, segment: int = 0, offset: int = 0, length: int = 0, id: int = 0, value: int = 0) -> bytes:
     return HEADER.pack(kind, segment, offset, length, id, value)
+
+
+def unexpected(rank: int, frame: tuple[int, ...]) -> TransportError:
+    """The error of a frame that must not come."""
+    kind, _, _, length, _, _ = frame
+    if kind == PUT and length <= MAX_FRAME_BYTES:
+        return no_place(rank, frame)
+    if kind == DATA and length <= MAX_FRAME_BYTES:
+        return _sent(rank, "an answer to a read that nobody asked for")
+    return _sent(rank, f"a frame of kind {kind} with {length} bytes")
+
+
+def no_place(rank: int, frame: tuple[int, ...]) -> TransportError:
+    _, number, offset, length, _, _ = frame
+    return _sent(rank, f"{length} bytes for {offset} of segment {number}, which has no such place")
+
+
+def no_such_read(rank: int, frame: tuple[int, ...]) -> TransportError:
+    _, number, offset, _, _, length = frame
+    return _sent(rank, f"a read of {length} bytes at {offset} of segment {number}")
+
+
+def _sent(rank: int, what: str) -> TransportError:
+    return TransportError(f"rank {rank} sent {what}: are all workers of the job the same version?", (rank,))

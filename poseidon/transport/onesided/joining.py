@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from itertools import chain
 from typing import Any
@@ -28,9 +29,15 @@ from poseidon.transport.collectives import all_gather
 from poseidon.transport.door import Door, listen
 from poseidon.transport.handshake import Key, call_until
 from poseidon.transport.health import HealthOptions
+from poseidon.transport.native import IS_BUILT
+from poseidon.transport.onesided.carrier import MakeCarrier
+from poseidon.transport.onesided.contact import Contact
 from poseidon.transport.onesided.endpoint import SocketEndpoint
+from poseidon.transport.onesided.interpreted import InterpretedCarrier
 from poseidon.transport.onesided.link import Link
+from poseidon.transport.onesided.native import NativeCarrier
 from poseidon.transport.onesided.segments import Segments
+from poseidon.transport.pacing import Pace
 
 CARD_TAG = OWN_TAGS + 4
 CARD_BYTES = 512
@@ -40,13 +47,27 @@ UNSENT_BYTES = 256 << 10  # what the kernel may hold before the wire takes it: u
 @dataclass(frozen=True, slots=True)
 class OneSidedOptions:
     """`address`: this host's, on the interface that carries the traffic. `secret`: the job's, if it has one.
-    `shares_memory`: false sends everything by TCP, also inside a host."""
+    `shares_memory`: false sends everything by TCP, also inside a host. `pace`: a budget, which only Python keeps to;
+    `is_native`: false lets Python move the bytes in any case."""
 
     address: str
     secret: bytes = field(default=b"", repr=False)
     shares_memory: bool = True
     join_s: float = 120.0
     health: HealthOptions = field(default_factory=HealthOptions)
+    pace: Pace | None = None
+    is_native: bool = IS_BUILT
+
+    @property
+    def carrier(self) -> MakeCarrier:
+        if self.pace is None and self.is_native:
+            return NativeCarrier
+        return partial(InterpretedCarrier, pace=self.pace)
+
+    @property
+    def contact(self) -> type[Contact]:
+        """What connections are to the carrier."""
+        return Contact if self.carrier is NativeCarrier else Link
 
 
 def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpoint:
@@ -68,13 +89,14 @@ def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpo
         cards = _exchange_cards(transport, own)
         secret = sha256(options.secret + "".join(card["salt"] for card in cards).encode()).digest()
         door = always.enter_context(closing(Door([tcp, local], key_of(secret, rank, size), size - 1 - rank)))
-        party = _Party(rank, transport.peers, secret, segments.fd, time.monotonic() + options.join_s)
-        links: list[Link] = []
-        for link in chain((party.call(other, cards[other], own) for other in range(rank)), party.admit(door)):
-            failed.callback(link.close)
-            links.append(link)
+        deadline_s = time.monotonic() + options.join_s
+        party = _Party(rank, transport.peers, secret, segments.fd, deadline_s, options.contact)
+        contacts: list[Contact] = []
+        for contact in chain((party.call(other, cards[other], own) for other in range(rank)), party.admit(door)):
+            failed.callback(contact.close)
+            contacts.append(contact)
         failed.pop_all()
-    return SocketEndpoint(rank, transport.peers, segments, links, options.health)
+    return SocketEndpoint(rank, transport.peers, segments, contacts, options.health, options.carrier)
 
 
 def key_of(secret: bytes, rank: int, size: int) -> Key:
@@ -99,8 +121,9 @@ class _Party:
     secret: bytes = field(repr=False)
     own_file: int
     deadline_s: float
+    contact: type[Contact] = Contact
 
-    def call(self, to: int, card: dict[str, Any], own: dict[str, Any]) -> Link:
+    def call(self, to: int, card: dict[str, Any], own: dict[str, Any]) -> Contact:
         is_near = bool(card["local"] and own["local"]) and card["host"] == own["host"]
 
         def connect() -> socket.socket:
@@ -110,7 +133,7 @@ class _Party:
         connection = None
         try:
             connection = call_until(self.deadline_s, connect, key_of(self.secret, to, len(self.peers)), self.rank)
-            return self._link(to, connection)
+            return self._contact(to, connection)
         except (OSError, TransportError) as error:
             if connection is not None:
                 connection.close()
@@ -131,19 +154,19 @@ class _Party:
             return None
         return connection
 
-    def admit(self, door: Door) -> Iterator[Link]:
+    def admit(self, door: Door) -> Iterator[Contact]:
         """Of all ranks above this one, as they come."""
         missing = set(range(self.rank + 1, len(self.peers)))
         for caller, connection in door.members(missing, self.deadline_s):
             missing.discard(caller)
             try:
-                link = self._link(caller, connection)
+                contact = self._contact(caller, connection)
             except OSError as error:
                 connection.close()
                 raise JoinFailed(
                     f"rank {self.rank} lost {self.peers[caller]} while the two connected: {error}", (caller,)
                 ) from error
-            yield link
+            yield contact
         if missing:
             ranks = tuple(sorted(missing))
             raise TransportTimeout(
@@ -152,17 +175,17 @@ class _Party:
                 ranks,
             )
 
-    def _link(self, rank: int, connection: socket.socket) -> Link:
+    def _contact(self, rank: int, connection: socket.socket) -> Contact:
         if connection.family == socket.AF_UNIX:
             connection.settimeout(self._left_s())
             socket.send_fds(connection, [b"\1"], [self.own_file])
             _, files, _, _ = socket.recv_fds(connection, 1, 1)
             if len(files) != 1:
                 raise ConnectionError("no memory was handed over")
-            return Link(rank, connection, files[0])
+            return self.contact(rank, connection, files[0])
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-        return Link(rank, connection, None)
+        return self.contact(rank, connection, None)
 
     def _left_s(self) -> float:
         return max(0.001, self.deadline_s - time.monotonic())

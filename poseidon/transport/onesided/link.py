@@ -9,9 +9,6 @@ the memory it is for, and what follows it into the small buffer, by one call. Wh
 long as a payload is under way, the kernel announces only as much as is worth waking up for (WORTH_BYTES, or its end):
 packet by packet, a worker would be busier with waking up than with the bytes.
 
-With a window into the peer's memory (`peer_file`), puts and reads are copies, made by the thread that asks for them,
-and only notifications travel. The copy is there before the notification: system calls lie between them.
-
 With a budget (`pace`) a link sends and reads short pieces, as many as the budget allows; the reactor sees to it that it
 rests in between. What is urgent (very short) goes at once.
 
@@ -21,23 +18,20 @@ Two threads may use a link at the same time, one sending and one receiving; each
 from __future__ import annotations
 
 import heapq
-import os
 import socket
 import threading
 import time
 from itertools import count
 from typing import Protocol
 
-from poseidon.errors import TransportError
+from poseidon.transport.onesided.carrier import Frame, Urgency
+from poseidon.transport.onesided.contact import Contact
 from poseidon.transport.onesided.frames import BEAT, HEADER, HEADER_BYTES, MAX_FRAME_BYTES, PUT, header
-from poseidon.transport.onesided.segments import Segment, mapped
 from poseidon.transport.pacing import URGENT_BYTES, Pace
 
 AT_ONCE_BYTES = 64 << 10
 STAGE_BYTES = 64 << 10
 _NOTHING = memoryview(b"")
-Urgency = tuple[int, int]  # a round, and a queue in it; what is lower goes first
-MOST_URGENT: Urgency = (0, 0)
 TURN_BYTES = 4 << 20  # a link reads so much before others are read
 WORTH_BYTES = MAX_FRAME_BYTES
 _BEAT = header(BEAT)
@@ -94,22 +88,16 @@ class _Frame:
         return not parts
 
 
-class Link:
-    """`peer_file`: the peer's memory, if it runs on this host; None if bytes have to travel."""
+class Link(Contact):
+    """A contact whose frames Python moves."""
 
     def __init__(self, rank: int, connection: socket.socket, peer_file: int | None) -> None:
-        self.rank, self.socket, self.peer_file = rank, connection, peer_file
-        self.fd = connection.fileno()
+        super().__init__(rank, connection, peer_file)
         self.ledger: Ledger | None = None
         self.pace: Pace | None = None  # a link inside a host has none
         self.is_resting = False  # until the budget allows more; the reactor's
         self.heard_s = self.said_s = time.monotonic()
-        self.has_left = False
-        self.is_told = False  # that we leave: it may end the connection whenever it likes
-        self.is_closed = False
         self.has_more = False  # to be read, than a turn allowed
-        self.sizes: dict[int, int] = {}
-        self.windows: dict[int, Segment] = {}
         self.numbers = count()
         self._waiting: list[tuple[Urgency, int, _Frame]] = []
         self._begun: _Frame | None = None
@@ -123,10 +111,6 @@ class Link:
         self._announced = 1  # from so many bytes on the kernel tells that something has come
 
     @property
-    def kind(self) -> str:
-        return "tcp" if self.peer_file is None else "shared memory"
-
-    @property
     def has_waiting(self) -> bool:
         return self._begun is not None or bool(self._waiting)
 
@@ -134,12 +118,6 @@ class Link:
     def num_waiting(self) -> int:
         """Frames that have not left."""
         return len(self._waiting) + (self._begun is not None)
-
-    def learn(self, segment: int, start: int, num_bytes: int) -> None:
-        """The peer has a segment, which begins at `start` of its file."""
-        self.sizes[segment] = num_bytes
-        if self.peer_file is not None:
-            self.windows[segment] = mapped(self.peer_file, start, num_bytes)
 
     # -- out --------------------------------------------------------------------------------------------------------
     def give(self, head: bytes, payload: memoryview | None, urgency: Urgency) -> bool:
@@ -330,32 +308,17 @@ class Link:
 
     def close(self) -> None:
         with self._receive_lock, self._send_lock:  # in the order in which a read is received and answered
-            if not self.is_closed and self.peer_file is not None:
-                os.close(self.peer_file)
-                self.windows.clear()
-            self.is_closed = True
             self._waiting.clear()
             self._begun = None
-            self.socket.close()
+            super().close()
 
 
-def put_frames(
-    view: memoryview,
-    segment: int,
-    offset: int,
-    id: int,
-    value: int,
-    kind: int = PUT,
-    frame_bytes: int = MAX_FRAME_BYTES,
-) -> list[tuple[bytes, memoryview]]:
+def put_frames(frame: Frame, view: memoryview, frame_bytes: int = MAX_FRAME_BYTES) -> list[tuple[bytes, memoryview]]:
     """A put, or the answer to a read, as frames; `value` goes with the last."""
+    kind, segment, offset, _, id, value = frame
     frames = []
     for first in range(0, len(view), frame_bytes):
         part = view[first : first + frame_bytes]
         is_last = first + len(part) == len(view)
         frames.append((HEADER.pack(kind, segment, offset + first, len(part), id, value if is_last else 0), part))
     return frames
-
-
-def unexpected(rank: int, what: str) -> TransportError:
-    return TransportError(f"rank {rank} sent {what}: are all workers of the job the same version?", (rank,))

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from itertools import count
 
 from poseidon.transport.health import HealthOptions
-from poseidon.transport.onesided.link import MOST_URGENT, Inbox, Link, Urgency
+from poseidon.transport.onesided.link import Inbox, Link
 from poseidon.transport.onesided.turns import Turns
 from poseidon.transport.pacing import Alarm, Pace
 
@@ -249,12 +249,6 @@ class Reactor:
     def _beat(self, link: Link) -> None:
         with contextlib.suppress(OSError):  # a connection that is broken shows when it is read
             if not link.beat():
-                self.arm(link)
-
-    def say(self, link: Link, head: bytes, payload: memoryview | None = None, urgency: Urgency = MOST_URGENT) -> None:
-        """Sends a frame of our own."""
-        with contextlib.suppress(OSError):
-            if not link.give(head, payload, urgency):
                 self.arm(link)
 
 

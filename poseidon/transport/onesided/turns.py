@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import threading
 
-from poseidon.transport.onesided.link import Link, Urgency
+from poseidon.transport.onesided.carrier import Urgency
+from poseidon.transport.onesided.link import Link
 
 MOST_ACTIVE = 2
 

@@ -16,11 +16,10 @@ from poseidon.errors import PeerLost, TransportError
 from poseidon.transport.base import Peer
 from poseidon.transport.health import HealthOptions
 from poseidon.transport.onesided import Note, Spot
+from poseidon.transport.onesided.carrier import Frame
 from poseidon.transport.onesided.endpoint import SocketEndpoint
 from poseidon.transport.onesided.frames import BEAT, BYE, HEADER, PUT, SEGMENT, header
-from poseidon.transport.onesided.link import Link
-from poseidon.transport.onesided.segments import Segments
-from tests.transport.onesided.ends import QUICK
+from tests.transport.onesided.ends import CARRIERS, QUICK, endpoint_on
 
 LONG = torch.ones(4 << 20, dtype=torch.uint8)
 PATIENT = HealthOptions(interval_s=0.1, limit_s=60.0)
@@ -29,12 +28,11 @@ PATIENT = HealthOptions(interval_s=0.1, limit_s=60.0)
 class Others:
     """The far ends of an endpoint's connections, and what each has sent."""
 
-    def __init__(self, num_others: int, options: HealthOptions) -> None:
+    def __init__(self, carrier: str, num_others: int, options: HealthOptions) -> None:
         pairs = [socket.socketpair() for _ in range(num_others)]
         self.sockets = {rank: other for rank, (_, other) in enumerate(pairs, 1)}
         peers = tuple(Peer(rank, "here", rank) for rank in range(num_others + 1))
-        links = [Link(rank, own, None) for rank, (own, _) in enumerate(pairs, 1)]
-        self.end = SocketEndpoint(0, peers, Segments("test"), links, options)
+        self.end = endpoint_on(carrier, peers, [own for own, _ in pairs], options)
         for rank, other in self.sockets.items():
             other.settimeout(10.0)
             self.say(rank, SEGMENT, segment=0, value=len(LONG))
@@ -54,18 +52,24 @@ class Others:
                 yield frame
 
 
-@contextlib.contextmanager
-def others(num_others: int, options: HealthOptions = PATIENT) -> Iterator[Others]:
-    made = Others(num_others, options)
-    try:
-        yield made
-    finally:
-        for other in made.sockets.values():
-            other.close()
-        made.end.close()
+@pytest.fixture(params=CARRIERS)
+def others(request):
+    """`others(number, options)`: an endpoint that has so many."""
+
+    @contextlib.contextmanager
+    def make(num_others: int, options: HealthOptions = PATIENT) -> Iterator[Others]:
+        made = Others(request.param, num_others, options)
+        try:
+            yield made
+        finally:
+            for other in made.sockets.values():
+                other.close()
+            made.end.close()
+
+    return make
 
 
-def test_signs_of_life_do_not_wait_for_turns():
+def test_signs_of_life_do_not_wait_for_turns(others):
     with others(3) as made:
         for rank in (1, 2, 3):
             made.put_long(rank)
@@ -73,7 +77,7 @@ def test_signs_of_life_do_not_wait_for_turns():
         assert next(frame for frame in frames if frame[0] == BEAT)  # ranks 1 and 2 read nothing, and have the turns
 
 
-def test_a_link_with_much_to_send_does_not_keep_others_from_theirs():
+def test_a_link_with_much_to_send_does_not_keep_others_from_theirs(others):
     with others(3) as made:
         for rank in (1, 2, 3):
             for _ in range(2):
@@ -98,7 +102,7 @@ def test_a_link_with_much_to_send_does_not_keep_others_from_theirs():
         assert orders[3][0] < min(orders[1][-1], orders[2][-1])
 
 
-def test_what_is_more_urgent_and_small_passes_what_waits_for_its_turn():
+def test_what_is_more_urgent_and_small_passes_what_waits_for_its_turn(others):
     with others(3) as made:
         for rank in (1, 2, 3):
             made.put_long(rank, queue=5)
@@ -108,7 +112,7 @@ def test_what_is_more_urgent_and_small_passes_what_waits_for_its_turn():
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["and ends", "and stays"])
-def test_turns_of_those_who_leave_are_free_for_others(ends):
+def test_turns_of_those_who_leave_are_free_for_others(others, ends):
     with others(3) as made:
         for rank in (1, 2, 3):
             made.put_long(rank, Note(1, 1), queue=3)
@@ -122,7 +126,7 @@ def test_turns_of_those_who_leave_are_free_for_others(ends):
 
 
 @pytest.mark.parametrize("num_waiting", [1, 3])
-def test_close_ends_the_waits_of_other_threads(num_waiting):
+def test_close_ends_the_waits_of_other_threads(others, num_waiting):
     caught: list[TransportError] = []
 
     def wait(end: SocketEndpoint) -> None:
@@ -147,22 +151,22 @@ def test_close_ends_the_waits_of_other_threads(num_waiting):
 @pytest.mark.parametrize(
     ("end_it", "text"),
     [
-        (lambda end, link: end.arrived(link, HEADER.unpack(header(BYE)), memoryview(b"")), "rank 1 .* left the job"),
+        (lambda end, link: end.hear(link, Frame(BYE), b""), "rank 1 .* left the job"),
         (lambda end, link: end.abort("enough"), "gave up: enough"),
     ],
     ids=["goodbye", "loss"],
 )
-def test_a_read_that_begins_while_its_peer_leaves_ends(monkeypatch, end_it, text):
+def test_a_read_that_begins_while_its_peer_leaves_ends(others, monkeypatch, end_it, text):
     with others(1, QUICK) as made:
         end, numbers = made.end, made.end._read_numbers
-        while 0 not in end._links[1].sizes:
+        while 0 not in end._contacts[1].sizes:
             time.sleep(0.001)
 
         class Late:
             """Draws a read's number just after something has happened that it was not asked about."""
 
             def __next__(self) -> int:
-                end_it(end, end._links[1])
+                end_it(end, end._contacts[1])
                 return next(numbers)
 
         monkeypatch.setattr(end, "_read_numbers", Late())

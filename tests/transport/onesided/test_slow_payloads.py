@@ -9,11 +9,9 @@ import time
 import pytest
 
 from poseidon.transport.base import Peer
-from poseidon.transport.onesided.endpoint import SocketEndpoint
 from poseidon.transport.onesided.frames import PUT, header
 from poseidon.transport.onesided.link import Link
-from poseidon.transport.onesided.segments import Segments
-from tests.transport.onesided.ends import QUICK
+from tests.transport.onesided.ends import CARRIERS, QUICK, endpoint_on
 
 LENGTH = 200_000
 
@@ -88,10 +86,11 @@ def test_what_follows_a_payload_is_read_with_it(pair):
     assert shelf.values == [7, 8, 9]
 
 
-def test_who_sends_slowly_is_not_lost(pair):
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_who_sends_slowly_is_not_lost(pair, carrier):
     near, far = pair
     peers = (Peer(0, "here", 0), Peer(1, "here", 1))
-    end = SocketEndpoint(0, peers, Segments("test"), [Link(1, near, None)], QUICK)
+    end = endpoint_on(carrier, peers, [near], QUICK)
     try:
         end.allocate(0, LENGTH)
         far.sendall(header(PUT, length=LENGTH, value=7))

@@ -19,13 +19,10 @@ from poseidon.transport.base import Peer
 from poseidon.transport.door import Door, listen
 from poseidon.transport.handshake import call
 from poseidon.transport.onesided import Note, Spot
-from poseidon.transport.onesided.endpoint import SocketEndpoint
 from poseidon.transport.onesided.frames import BEAT, HEADER, PUT, READ, SEGMENT, header
 from poseidon.transport.onesided.joining import _Party, key_of
-from poseidon.transport.onesided.link import Link
-from poseidon.transport.onesided.segments import Segments
 from tests.transport.jobs import joined
-from tests.transport.onesided.ends import QUICK, on_each
+from tests.transport.onesided.ends import CARRIERS, QUICK, endpoint_on, on_each
 from tests.worker_process import Seat
 
 pytestmark = pytest.mark.xdist_group("workers")
@@ -33,11 +30,11 @@ pytestmark = pytest.mark.xdist_group("workers")
 PEERS = (Peer(0, "here", 1), Peer(1, "there", 2))
 
 
-@pytest.fixture
-def half():
+@pytest.fixture(params=CARRIERS)
+def half(request):
     """An endpoint whose only peer is a bare socket in the hands of the test."""
     own, other = socket.socketpair()
-    end = SocketEndpoint(0, PEERS, Segments("test"), [Link(1, own, None)], QUICK)
+    end = endpoint_on(request.param, PEERS, [own], QUICK)
     yield end, other
     other.close()
     end.close()
