@@ -4,7 +4,8 @@
     transport = join(store, rank, size, options)                            by a store that exists
     transport = from_group(group, options)                                  beside somebody's process group
 
-Point-to-point and collectives have groups of their own: neither waits for the other. Nothing is pickled, and torch's
+Point-to-point and collectives have connections of their own: neither waits for the other. Messages go by our own
+engine where it is built (`messages.py`), else by gloo. Nothing is pickled, and torch's
 default process group is neither needed nor touched, so several transports may live in one process.
 
 CUDA: all-reduce and broadcast go by NCCL. NCCL has no tags (messages of a pair of devices must be posted in one order
@@ -34,6 +35,7 @@ from poseidon.transport.groups import GroupSpec
 from poseidon.transport.health import Loss
 from poseidon.transport.job import C10dOptions, Job
 from poseidon.transport.joining import agree_on_round
+from poseidon.transport.messages import MessageWork, open_messages
 from poseidon.transport.onesided.base import Endpoint, check_unlimited
 from poseidon.transport.onesided.joining import OneSidedOptions, open_endpoint
 from poseidon.transport.onesided.mpi import MpiEndpoint
@@ -76,6 +78,8 @@ class C10dTransport:
             self._points = job.group(GroupSpec(f"{name}/points", self.rank, self.size))
             job.group(self._members_spec(tuple(range(self.size)), "cpu"))
             self.barrier(job.options.join_s)  # nobody leaves while another is still connecting
+            if name == WHOLE_JOB:
+                job.messages = open_messages(self, self._one_sided_options(shares_memory=False))
 
     @property
     def bytes_sent(self) -> int:
@@ -139,7 +143,11 @@ class C10dTransport:
         if options.one_sided == "mpi":
             check_unlimited(pace, "mpi")
             return MpiEndpoint(self)
-        return open_endpoint(self, OneSidedOptions(options.address, options.secret, health=options.health, pace=pace))
+        return open_endpoint(self, self._one_sided_options(pace=pace))
+
+    def _one_sided_options(self, *, shares_memory: bool = True, pace: Pace | None = None) -> OneSidedOptions:
+        options = self._job.options
+        return OneSidedOptions(options.address, options.secret, shares_memory, options.join_s, options.health, pace)
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         members = tuple(self._ranks[rank] for rank in ranks)
@@ -183,8 +191,12 @@ class C10dTransport:
         self._job.check(note)
         if tensor.numel() == 0:
             return finished(str(note))
+        messages, is_sent = self._job.messages, verb == "sending to"
+        if messages is not None:
+            begin = messages.send if is_sent else messages.recv
+            return MessageWork(self._job, begin(tensor, self._ranks[place], self._name, tag), note)
         try:
-            start = self._points.send if verb == "sending to" else self._points.recv
+            start = self._points.send if is_sent else self._points.recv
             return PointWork(self._job, start([tensor], place, tag), note)
         except RuntimeError as error:  # gloo has no exception of its own for a broken connection
             raise self._job.explain(str(note), note.ranks, str(error)) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -15,6 +15,9 @@ from poseidon.transport.groups import Groups, GroupSpec
 from poseidon.transport.health import Health, HealthOptions
 from poseidon.transport.joining import meet_peers, open_lines
 from poseidon.transport.vitals import VitalsSource, no_vitals
+
+if TYPE_CHECKING:
+    from poseidon.transport.messages import Messages
 
 GRACE_S = 3.0  # for the news of who is lost to arrive, after a connection has broken
 LOOK_S = 0.2
@@ -43,6 +46,7 @@ class Job:
         lines = open_lines(store, rank, self.peers, options.address, options.join_s, options.secret)
         self.engine = Engine(f"transport-{rank}", options.limit_s)
         self.groups = Groups(store, options.address, options.join_s, options.limit_s)
+        self.messages: Messages | None = None
         self.health = Health(rank, self.peers, lines, options.health, self._end_all, options.vitals)
 
     def group(self, spec: GroupSpec) -> Any:
@@ -73,9 +77,13 @@ class Job:
     def _end_all(self) -> None:
         """Wakes everybody who waits. Not all of gloo's own waits end: a receive in the midst of a message does not."""
         self.engine.interrupt(lambda what: self.explain(what, (), ""))
+        if self.messages is not None:
+            self.messages.fail()
         self.groups.break_all()
 
     def close(self) -> None:
         self.health.close()
+        if self.messages is not None:
+            self.messages.close()
         self.groups.break_all()
         self.engine.close()

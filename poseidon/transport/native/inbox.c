@@ -93,10 +93,18 @@ static Message *begin_message(Mesh *mesh, Link *link, const Header *frame) {
     return message;
 }
 
+/* Somebody has asked for a message that had begun to be kept aside: the rest goes straight to where it is wanted. */
+static void stop_staging(Message *message) {
+    if (message->staged == NULL) return;
+    memcpy(message->operation->memory, message->staged, message->arrived);
+    free(message->staged);
+    message->staged = NULL;
+}
+
 static void end_message(Mesh *mesh, Link *link, Message *message) {
     Operation *operation = message->operation;
     if (operation == NULL) return; /* it waits to be asked for */
-    if (message->staged != NULL) memcpy(operation->memory, message->staged, message->length);
+    stop_staging(message);
     remove_message(link, message);
     end_operation(mesh, operation, DONE);
 }
@@ -157,6 +165,7 @@ char *room_for(Mesh *mesh, Link *link, const Header *frame) {
     } else if (frame->kind == MESSAGE) {
         Message *message = frame->offset == 0 ? begin_message(mesh, link, frame) : under_way(link, frame);
         if (message == NULL || message->arrived != frame->offset) return NULL;
+        if (message->operation != NULL) stop_staging(message);
         char *memory = message->staged != NULL ? message->staged : message->operation->memory;
         return place_in(memory, message->length, frame->offset, frame->length);
     }

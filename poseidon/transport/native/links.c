@@ -126,9 +126,9 @@ static int push(Mesh *mesh, Link *link) {
         ssize_t num_bytes = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         int error = errno;
         pthread_mutex_lock(&mesh->lock);
-        if (!link->is_open) return EPIPE;
-        if (num_bytes < 0 && error != EINTR) return error;
         if (num_bytes > 0) link->frame_sent += (size_t)num_bytes;
+        if (num_bytes < 0 && error != EINTR) return error;
+        if (!link->is_open && link->frame_sent < link->frame_bytes) return EPIPE; /* ended meanwhile */
     }
     return 0;
 }
@@ -138,7 +138,7 @@ void advance(Mesh *mesh, Link *link) {
     if (link->is_sending || !link->is_open) return;
     link->is_sending = true;
     int error = 0;
-    while (error == 0) {
+    while (error == 0 && link->is_open) {
         if (link->begun == NULL) {
             if (link->first == NULL) break;
             if (next_frame_bytes(link->first) > AT_ONCE_BYTES) {

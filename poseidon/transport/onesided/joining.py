@@ -72,10 +72,22 @@ class OneSidedOptions:
 
 def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpoint:
     """The one-sided end of a worker of `transport`; all workers call it together."""
+    with ExitStack() as failed:
+        segments = Segments(f"rank-{transport.rank}")
+        failed.callback(segments.close)
+        contacts = meet(transport, options, "one-sided", True, segments.fd)
+        assert contacts is not None
+        failed.pop_all()
+    return SocketEndpoint(transport.rank, transport.peers, segments, contacts, options.health, options.carrier)
+
+
+def meet(
+    transport: Transport, options: OneSidedOptions, purpose: str, is_willing: bool, own_file: int = -1
+) -> list[Contact] | None:
+    """Connections to all others; all workers call it together. None if one of them is not willing. `own_file`: this
+    worker's memory, for those of its host."""
     rank, size = transport.rank, transport.size
     with ExitStack() as always, ExitStack() as failed:
-        segments = Segments(f"rank-{rank}")
-        failed.callback(segments.close)
         tcp = always.enter_context(listen(options.address))
         local_name = f"poseidon-{secrets.token_hex(16)}"
         local = always.enter_context(_local_listener(local_name, size))
@@ -84,24 +96,27 @@ def open_endpoint(transport: Transport, options: OneSidedOptions) -> SocketEndpo
             "address": options.address,
             "port": tcp.getsockname()[1],
             "local": local_name if options.shares_memory else "",
+            "willing": is_willing,
             "salt": secrets.token_hex(16),
         }
         cards = _exchange_cards(transport, own)
+        if not all(card["willing"] for card in cards):
+            return None
         secret = sha256(options.secret + "".join(card["salt"] for card in cards).encode()).digest()
-        door = always.enter_context(closing(Door([tcp, local], key_of(secret, rank, size), size - 1 - rank)))
+        door = always.enter_context(closing(Door([tcp, local], key_of(secret, rank, size, purpose), size - 1 - rank)))
         deadline_s = time.monotonic() + options.join_s
-        party = _Party(rank, transport.peers, secret, segments.fd, deadline_s, options.contact)
+        party = _Party(rank, transport.peers, secret, own_file, deadline_s, options.contact, purpose)
         contacts: list[Contact] = []
         for contact in chain((party.call(other, cards[other], own) for other in range(rank)), party.admit(door)):
             failed.callback(contact.close)
             contacts.append(contact)
         failed.pop_all()
-    return SocketEndpoint(rank, transport.peers, segments, contacts, options.health, options.carrier)
+    return contacts
 
 
-def key_of(secret: bytes, rank: int, size: int) -> Key:
+def key_of(secret: bytes, rank: int, size: int, purpose: str = "one-sided") -> Key:
     """What opens the door of a rank: a caller that comes to another one is a stranger there."""
-    return Key(secret, f"one-sided {rank} of {size}")
+    return Key(secret, f"{purpose} {rank} of {size}")
 
 
 def _exchange_cards(transport: Transport, own: dict[str, Any]) -> list[dict[str, Any]]:
@@ -122,6 +137,7 @@ class _Party:
     own_file: int
     deadline_s: float
     contact: type[Contact] = Contact
+    purpose: str = "one-sided"
 
     def call(self, to: int, card: dict[str, Any], own: dict[str, Any]) -> Contact:
         is_near = bool(card["local"] and own["local"]) and card["host"] == own["host"]
@@ -132,7 +148,9 @@ class _Party:
 
         connection = None
         try:
-            connection = call_until(self.deadline_s, connect, key_of(self.secret, to, len(self.peers)), self.rank)
+            connection = call_until(
+                self.deadline_s, connect, key_of(self.secret, to, len(self.peers), self.purpose), self.rank
+            )
             return self._contact(to, connection)
         except (OSError, TransportError) as error:
             if connection is not None:
