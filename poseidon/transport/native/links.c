@@ -133,20 +133,26 @@ static int push(Mesh *mesh, Link *link) {
     return 0;
 }
 
+/* Whether the frame that comes next may begin. */
+static bool may_begin(Link *link) {
+    if (link->first == NULL) return false;
+    if (next_frame_bytes(link->first) <= AT_ONCE_BYTES) return true;
+    if (link->turn != ACTIVE || link->has_used_turn) return false;
+    return link->has_used_turn = true;
+}
+
+static void end_turn(Mesh *mesh, Link *link) {
+    if (link->turn == ACTIVE) mesh->num_active--;
+    link->turn = IDLE;
+}
+
 /* Sends what may go now: the frame that has begun, short ones, a long one if it is the link's turn. */
-void advance(Mesh *mesh, Link *link) {
-    if (link->is_sending || !link->is_open) return;
+static void push_link(Mesh *mesh, Link *link) {
+    if (link->is_sending || !link->is_open) return; /* who is at it looks again for what has come meanwhile */
     link->is_sending = true;
     int error = 0;
-    while (error == 0 && link->is_open) {
-        if (link->begun == NULL) {
-            if (link->first == NULL) break;
-            if (next_frame_bytes(link->first) > AT_ONCE_BYTES) {
-                if (link->turn != ACTIVE || link->has_used_turn) break;
-                link->has_used_turn = true;
-            }
-            begin_frame(link);
-        }
+    while (error == 0 && link->is_open && (link->begun != NULL || may_begin(link))) {
+        if (link->begun == NULL) begin_frame(link);
         error = push(mesh, link);
         if (error == 0) end_frame(mesh, link);
     }
@@ -155,8 +161,13 @@ void advance(Mesh *mesh, Link *link) {
         drop_parcels(mesh, link);
     } else if (error != 0 && error != EAGAIN && error != EWOULDBLOCK) {
         end_link(mesh, link, error);
-    } else if (link->turn == ACTIVE && link->begun == NULL && link->has_used_turn) {
-        rearm(mesh, link); /* it tells when there is room: the end of the turn */
+    } else if (link->begun == NULL) {
+        if (link->turn == ACTIVE && link->has_used_turn)
+            rearm(mesh, link); /* it tells when there is room: the end of the turn */
+        else if (link->first == NULL)
+            end_turn(mesh, link);
+        else if (link->turn == IDLE)
+            link->turn = WANTING;
     }
 }
 
@@ -167,43 +178,32 @@ static bool is_more_urgent(const Link *a, const Link *b) {
     return a->first->number < b->first->number;
 }
 
-static void end_turn(Mesh *mesh, Link *link) {
-    if (link->turn == ACTIVE) mesh->num_active--;
-    link->turn = IDLE;
+static Link *next_in_turn(Mesh *mesh) {
+    Link *best = NULL;
+    for (int rank = 0; rank < mesh->size; rank++) {
+        Link *link = mesh->links[rank];
+        if (link == NULL || link->turn != WANTING || link->first == NULL) continue;
+        if (best == NULL || is_more_urgent(link, best)) best = link;
+    }
+    return best;
 }
 
 static void grant_turns(Mesh *mesh) {
-    while (mesh->num_active < MOST_ACTIVE) {
-        Link *best = NULL;
-        for (int rank = 0; rank < mesh->size; rank++) {
-            Link *link = mesh->links[rank];
-            if (link == NULL || link->turn != WANTING) continue;
-            if (link->first == NULL) {
-                link->turn = IDLE;
-            } else if (best == NULL || is_more_urgent(link, best)) {
-                best = link;
-            }
-        }
-        if (best == NULL) return;
-        best->turn = ACTIVE;
-        best->has_used_turn = false;
-        best->last_turn = ++mesh->num_turns;
+    Link *link;
+    while (mesh->num_active < MOST_ACTIVE && (link = next_in_turn(mesh)) != NULL) {
+        link->turn = ACTIVE;
+        link->has_used_turn = false;
+        link->last_turn = ++mesh->num_turns;
         mesh->num_active++;
-        advance(mesh, best);
-        if (best->turn == ACTIVE && !best->has_used_turn && best->begun == NULL && !best->is_sending) end_turn(mesh, best);
+        push_link(mesh, link);
     }
 }
 
-static void want_turn(Mesh *mesh, Link *link) {
-    if (link->turn == IDLE && link->first != NULL && link->is_open) link->turn = WANTING;
-    grant_turns(mesh);
-}
-
-/* The kernel has room for a link. */
+/* The kernel has room for a link: that ends its turn, if it had one. */
 static void use_room(Mesh *mesh, Link *link) {
-    advance(mesh, link);
     if (link->turn == ACTIVE && link->has_used_turn && link->begun == NULL && !link->is_sending) end_turn(mesh, link);
-    want_turn(mesh, link);
+    push_link(mesh, link);
+    grant_turns(mesh);
 }
 
 void give(Mesh *mesh, Link *link, Parcel *parcel) {
@@ -220,12 +220,12 @@ void give(Mesh *mesh, Link *link, Parcel *parcel) {
     parcel->next = *place;
     *place = parcel;
     link->num_waiting++;
-    advance(mesh, link);
-    if (link->first != NULL && link->begun == NULL) want_turn(mesh, link);
+    push_link(mesh, link);
+    grant_turns(mesh);
     if (link->first != NULL) call_service(mesh);
 }
 
-/* Nothing is sent any more. What a thread is just sending goes when it comes back (advance). */
+/* Nothing is sent any more. What a thread is just sending goes when it comes back (push_link). */
 void drop_parcels(Mesh *mesh, Link *link) {
     if (link->is_sending) return;
     link->begun = NULL;

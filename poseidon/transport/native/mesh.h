@@ -184,7 +184,6 @@ struct Mesh {
 /* links.c */
 double now_s(void);
 void give(Mesh *mesh, Link *link, Parcel *parcel);
-void advance(Mesh *mesh, Link *link);
 void receive(Mesh *mesh, Link *link, bool to_the_end);
 void serve_link(Mesh *mesh, Link *link, uint32_t events);
 void end_link(Mesh *mesh, Link *link, int error);

@@ -26,7 +26,7 @@ from poseidon.transport.onesided.segments import Segments
 from poseidon.transport.pacing import Pace
 from tests.transport.onesided.fake_mpi import World
 
-KINDS = ("inproc", "tcp", "shared memory", "tcp by Python", "shared memory by Python", "mpi")
+KINDS = ("inproc", "tcp", "shared memory", "tcp by Python", "shared memory by Python", "mixed", "mpi")
 CARRIERS = {"native": (NativeCarrier, Contact), "interpreted": (InterpretedCarrier, Link)}
 QUICK = HealthOptions(interval_s=0.1, limit_s=1.0)
 
