@@ -7,9 +7,9 @@ ARG BASE=debian:bookworm-slim
 FROM ${BASE}
 ARG PIP_OPTIONS=
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3 python3-venv openssh-client iproute2 \
+    && apt-get install -y --no-install-recommends python3 python3-venv python3-dev gcc libc6-dev openssh-client iproute2 \
     && rm -rf /var/lib/apt/lists/*
-COPY pyproject.toml constraints.txt README.md LICENSE /opt/poseidon/
+COPY pyproject.toml setup.py constraints.txt README.md LICENSE /opt/poseidon/
 COPY poseidon /opt/poseidon/poseidon
 COPY caffe /opt/poseidon/caffe
 RUN python3 -m venv /opt/venv \

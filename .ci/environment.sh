@@ -1,5 +1,5 @@
 # Sourced by quickstart.sh and test.sh: makes or reuses .venv and installs the project there under the constraints.
-# An install is repeated only when pyproject.toml or constraints.txt have changed since.
+# An install is repeated only when what it is made of has changed since: dependencies, and the part in C.
 
 cannot_install() {  # $1: why
     echo "$(basename "$0"): $1" >&2
@@ -22,7 +22,7 @@ ensure_environment() {  # $1: extras, e.g. "dev,leveldb"; "" for none
         echo "Making .venv with $("$python" --version) ..."
         "$python" -m venv .venv
     fi
-    stamp=.venv/installed-$(cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)-${1//,/-}
+    stamp=.venv/installed-$(cat pyproject.toml constraints.txt setup.py poseidon/transport/native/*.[ch] | cksum | cut -d' ' -f1)-${1//,/-}
     if [ ! -e "$stamp" ]; then
         echo "Installing Poseidon and what it needs into .venv (a few minutes the first time) ..."
         local manner=--quiet # but for people, who see what is fetched, and how far it is

@@ -7,7 +7,9 @@
     loopback    two processes of this host, by TCP;   shared memory   the same, by shared memory
     idle        processor time of a process that waits for a notification
 
-All contenders of a place run in the same two processes and take turns; figures are medians over the rounds.
+All contenders of a place run in the same two processes and take turns; figures are medians over the rounds. Each process
+keeps to a core of its own, as a host would: left to itself, the scheduler moves some pairs together onto one core, which
+makes a hand-over four times as fast, and not others.
 """
 
 from __future__ import annotations
@@ -151,6 +153,8 @@ def measure(place: str, rounds: int) -> dict[str, float]:
     """One worker's part."""
     torch.set_num_threads(1)
     sys.setswitchinterval(0.0005)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     pair = Pair(place)
     contenders: dict[str, Callable[[], float]] = {"echo": pair.echo_s, "gloo": pair.gloo_s, "put": pair.put_s}
     contenders |= {f"rate {size >> 20} MB": lambda size=size: pair.rate(size) for size in SIZES}

@@ -138,8 +138,8 @@ typedef struct News {
 typedef struct Waiter {
     struct Waiter *next;
     bool (*is_over)(Mesh *, struct Waiter *);
-    pthread_cond_t wake;
-    bool sleeps;
+    pthread_cond_t wake; /* made when it first sleeps */
+    bool has_cond, sleeps;
     /* what is_over looks at */
     Operation *operation;
     uint32_t first_id, last_id;
@@ -207,6 +207,5 @@ void ring(Mesh *mesh);
 void call_service(Mesh *mesh);
 int wait_for(Mesh *mesh, Waiter *waiter, double deadline_s, bool is_failure_end);
 void serve(Mesh *mesh, double deadline_s);
-void init_cond(pthread_cond_t *cond);
 
 #endif

@@ -18,7 +18,7 @@ enum { MOST_EVENTS = 64 };
 static const double TICK_S = 0.004;
 static const double SLICE_S = 0.2; /* Python looks for signals so often */
 
-void init_cond(pthread_cond_t *cond) {
+static void init_cond(pthread_cond_t *cond) {
     pthread_condattr_t attributes;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
@@ -43,7 +43,8 @@ void notify(Mesh *mesh) {
 static void sleep_until(Mesh *mesh, Waiter *waiter, double deadline_s) {
     struct timespec moment = {.tv_sec = (time_t)deadline_s};
     moment.tv_nsec = (long)((deadline_s - (double)moment.tv_sec) * 1e9);
-    waiter->sleeps = true;
+    if (!waiter->has_cond) init_cond(&waiter->wake);
+    waiter->has_cond = waiter->sleeps = true;
     pthread_cond_timedwait(&waiter->wake, &mesh->lock, &moment);
     waiter->sleeps = false;
 }
@@ -67,7 +68,7 @@ static bool poll_once(Mesh *mesh, Waiter *waiter, double deadline_s) {
 }
 
 static void enter(Mesh *mesh, Waiter *waiter) {
-    init_cond(&waiter->wake);
+    waiter->has_cond = false;
     waiter->next = mesh->waiters;
     mesh->waiters = waiter;
 }
@@ -101,7 +102,7 @@ static void leave(Mesh *mesh, Waiter *waiter) {
     Waiter **place = &mesh->waiters;
     while (*place != waiter) place = &(*place)->next;
     *place = waiter->next;
-    pthread_cond_destroy(&waiter->wake);
+    if (waiter->has_cond) pthread_cond_destroy(&waiter->wake);
     if (mesh->poller != NULL || wake_another(mesh)) return;
     if (has_bytes_under_way(mesh))
         call_service(mesh);
