@@ -122,12 +122,14 @@ static int push(Mesh *mesh, Link *link) {
             parts[message.msg_iovlen++] = (struct iovec){(char *)parcel->payload + parcel->sent + payload_sent,
                                                          link->frame_bytes - HEADER_BYTES - payload_sent};
         }
+        link->has_room_again = false;
         pthread_mutex_unlock(&mesh->lock);
         ssize_t num_bytes = sendmsg(link->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
         int error = errno;
         pthread_mutex_lock(&mesh->lock);
         if (num_bytes > 0) link->frame_sent += (size_t)num_bytes;
-        if (num_bytes < 0 && error != EINTR) return error;
+        bool is_full = error == EAGAIN || error == EWOULDBLOCK;
+        if (num_bytes < 0 && error != EINTR && !(is_full && link->has_room_again)) return error;
         if (!link->is_open && link->frame_sent < link->frame_bytes) return EPIPE; /* ended meanwhile */
     }
     return 0;
@@ -201,6 +203,7 @@ static void grant_turns(Mesh *mesh) {
 
 /* The kernel has room for a link: that ends its turn, if it had one. */
 static void use_room(Mesh *mesh, Link *link) {
+    link->has_room_again = true; /* for one who is just being told that there is none: nobody tells twice */
     if (link->turn == ACTIVE && link->has_used_turn && link->begun == NULL && !link->is_sending) end_turn(mesh, link);
     push_link(mesh, link);
     grant_turns(mesh);

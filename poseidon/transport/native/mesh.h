@@ -91,6 +91,7 @@ struct Link {
     Header head;
     size_t frame_bytes, frame_sent; /* of the frame under way, with its header */
     bool is_sending;                /* a thread is at it */
+    bool has_room_again;
     enum Turn turn;
     bool has_used_turn;
     uint64_t last_turn;
