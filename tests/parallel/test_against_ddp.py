@@ -39,7 +39,7 @@ SINGLES = [
 
 @pytest.mark.parametrize(("case", "size"), SINGLES)
 def test_in_single_precision_no_further_than_ddp_from_itself(worker_pool: WorkerPool, case, size):
-    """Two runs of DistributedDataParallel with other bucket sizes, or with samples in another order, differ by nothing
+    """Two runs of DistributedDataParallel with another bucket size, or with samples in another order, differ by nothing
     but the order of sums: three times that is allowed. Where its own runs agree to the bit, a few roundings are.
     """
     kinds = list(case.kinds)
@@ -52,11 +52,10 @@ def test_in_single_precision_no_further_than_ddp_from_itself(worker_pool: Worker
 @pytest.mark.parametrize("divides_by_all", [True, False])
 @pytest.mark.parametrize("steps", [[6, 8], [6, 22], [22, 4], [0, 9]], ids=str)
 def test_uneven_inputs_end_as_with_ddp(worker_pool: WorkerPool, way, divides_by_all, steps):
-    for name in ("mlp", "resnet"):
-        arguments = {"name": name, "kind": "SGD", "way": way, "divides_by_all": divides_by_all, "steps": steps}
-        assert max(worker_pool.results(jobs.uneven, 2, timeout_s=60, **arguments)) < 1e-8
+    arguments = {"kind": "SGD", "way": way, "divides_by_all": divides_by_all, "steps": steps}
+    assert max(worker_pool.results(jobs.uneven, 2, timeout_s=60, names=["mlp", "resnet"], **arguments)) < 1e-8
 
 
 def test_join_may_be_turned_off(worker_pool: WorkerPool):
-    arguments = {"name": "mlp", "kind": "SGD", "way": "overlap", "steps": [7, 7], "enable": False}
+    arguments = {"names": ["mlp"], "kind": "SGD", "way": "overlap", "steps": [7, 7], "enable": False}
     assert max(worker_pool.results(jobs.uneven, 2, timeout_s=60, **arguments)) < 1e-8
