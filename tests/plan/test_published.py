@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from poseidon.plan import Cluster, CostModel, PlanRequest, Scheme, make_plan, parse_overrides
@@ -23,6 +25,7 @@ TABLE = {
 }
 
 
+@cache
 def table_plan(overrides: str):
     return make_plan(VGG, NODES_10G, PlanRequest(overrides=parse_overrides(overrides)))
 
