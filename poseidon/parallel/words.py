@@ -5,8 +5,8 @@
     dense         how much more often than not factors have had to go dense lately, as far as this worker knows
     active        0 from a worker that has no more data (Join)
 
-A word costs one small all-reduce beside the forward and backward pass; nobody waits for it before its end, unless its
-own fingerprint has changed: then all have to change together.
+A word is one small message to everybody, beside the forward and backward pass; nobody waits for it before its end,
+unless its own fingerprint has changed: then all have to change together.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Saying:
 
     def __init__(self, word: Word, table: Roundtable) -> None:
         self._table = table
-        self._words = torch.zeros(table.size, len(fields(Word)), dtype=torch.int64)
+        self._words = torch.empty(table.size, len(fields(Word)), dtype=torch.int64)
         self._words[table.rank] = torch.tensor(astuple(word))
-        self._work: Work = table.start_sum(self._words.view(-1))
+        self._work: Work = table.start_gather(self._words)
 
     def heard(self) -> list[Word]:
         """Everybody's, by rank."""

@@ -20,6 +20,7 @@ from poseidon.transport.collectives import all_gather
 _TEXT_TAG = 1  # all-gathers have 0
 _TENSOR_TAG = 2
 _PAIR_TAG = 3
+_ROW_TAG = 4
 
 
 class Roundtable:
@@ -36,6 +37,13 @@ class Roundtable:
     def start_sum(self, tensor: Tensor) -> Work:
         """Begins to replace a tensor of one axis by the sum over workers; `wait` for it before it is read."""
         return self._group.all_reduce(tensor)
+
+    def start_gather(self, rows: Tensor) -> Work:
+        """Begins to fill the rows of the others, by rank, straight from each; this worker's is there already. For
+        few bytes that nobody should wait for: `wait` before they are read."""
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        arrivals = [self._group.recv(rows[other], other, _ROW_TAG) for other in others]
+        return _All([*arrivals, *(self._group.send(rows[self.rank], other, _ROW_TAG) for other in others)])
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over workers, of tensors of one shape and type."""
@@ -124,3 +132,17 @@ class Roundtable:
     def meet(self) -> None:
         """Returns when all have come here."""
         self.sum(torch.zeros(1))
+
+
+class _All:
+    """Several works as one."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        for work in self._works:
+            work.wait(timeout_s)
+
+    def done(self) -> bool:
+        return all(work.done() for work in self._works)
