@@ -7,9 +7,9 @@
     loopback    two processes of this host, by TCP;   shared memory   the same, by shared memory
     idle        processor time of a process that waits for a notification
 
-All contenders of a place run in the same two processes and take turns; figures are medians over the rounds. Each process
-keeps to a core of its own, as a host would: left to itself, the scheduler moves some pairs together onto one core, which
-makes a hand-over four times as fast, and not others.
+All contenders of a place run in the same two processes and take turns; figures are medians over the rounds. Each
+process keeps to a core of its own, as a host would: left to itself, the scheduler moves some pairs onto one core, where
+they hand over four times as fast, and not others.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@
     transport = from_group(group, options)                                  beside somebody's process group
 
 Point-to-point and collectives have connections of their own: neither waits for the other. Messages go by our own
-engine where it is built (`messages.py`), else by gloo. Nothing is pickled, and torch's
-default process group is neither needed nor touched, so several transports may live in one process.
+engine where it is built (`messages.py`), else by gloo. Nothing is pickled, and torch's default process group is neither
+needed nor touched, so several transports may live in one process.
 
 CUDA: all-reduce and broadcast go by NCCL. NCCL has no tags (messages of a pair of devices must be posted in one order
-on both sides), so send and receive pass through pinned host memory and gloo, which on Ethernet is what NCCL would do
-too. After `wait` a result may be used on the stream that is current in the waiting thread.
+on both sides), so send and receive pass through pinned host memory, which on Ethernet is what NCCL would do too. After
+`wait` a result may be used on the stream that is current in the waiting thread.
 """
 
 from __future__ import annotations
@@ -147,7 +147,15 @@ class C10dTransport:
 
     def _one_sided_options(self, *, shares_memory: bool = True, pace: Pace | None = None) -> OneSidedOptions:
         options = self._job.options
-        return OneSidedOptions(options.address, options.secret, shares_memory, options.join_s, options.health, pace)
+        return OneSidedOptions(
+            options.address,
+            options.secret,
+            shares_memory,
+            options.join_s,
+            options.health,
+            pace,
+            options.is_native,
+        )
 
     def loss(self, doing: str, ranks: Sequence[int] = ()) -> TransportError | None:
         members = tuple(self._ranks[rank] for rank in ranks)

@@ -14,6 +14,7 @@ from poseidon.transport.engine import Engine
 from poseidon.transport.groups import Groups, GroupSpec
 from poseidon.transport.health import Health, HealthOptions
 from poseidon.transport.joining import meet_peers, open_lines
+from poseidon.transport.native import IS_BUILT
 from poseidon.transport.vitals import VitalsSource, no_vitals
 
 if TYPE_CHECKING:
@@ -27,12 +28,14 @@ LOOK_S = 0.2
 class C10dOptions:
     """`address`: this host's, on the interface that carries the traffic (`interface.py` finds it). `secret`: the
     job's, if it has one. `vitals` tells where this worker stands, for the others to see (`vitals.py`). `one_sided`:
-    what carries notified puts (`onesided/`), "sockets" (shared memory inside a host) or "mpi"."""
+    what carries notified puts (`onesided/`), "sockets" (shared memory inside a host) or "mpi". `is_native`: false
+    leaves messages to gloo and puts to Python, although there is something better (`native/`)."""
 
     address: str
     secret: bytes = field(default=b"", repr=False)
     vitals: VitalsSource = no_vitals
     one_sided: str = "sockets"
+    is_native: bool = IS_BUILT
     join_s: float = 120.0
     limit_s: float = 1800.0
     health: HealthOptions = field(default_factory=HealthOptions)

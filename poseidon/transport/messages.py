@@ -18,7 +18,7 @@ from poseidon.errors import TransportTimeout
 from poseidon.transport.base import Transport
 from poseidon.transport.c10d_work import Note
 from poseidon.transport.job import Job
-from poseidon.transport.native import IS_BUILT, Mesh
+from poseidon.transport.native import Mesh
 from poseidon.transport.onesided.contact import Contact
 from poseidon.transport.onesided.joining import OneSidedOptions, meet
 
@@ -95,6 +95,6 @@ class MessageWork:
 
 
 def open_messages(transport: Transport, options: OneSidedOptions) -> Messages | None:
-    """Connections among all workers of a transport, which call this together; None if it was not built everywhere."""
-    contacts = meet(transport, options, PURPOSE, IS_BUILT)
+    """Connections among all workers of a transport, which call this together; None if it is not native everywhere."""
+    contacts = meet(transport, options, PURPOSE, options.is_native)
     return None if contacts is None else Messages(transport.rank, contacts)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,16 +33,17 @@ SO_MAX_PACING_RATE = 47
 
 
 @contextmanager
-def joined(seat: Seat) -> Iterator[C10dTransport]:
-    transport = join(seat.store, seat.rank, seat.size, OPTIONS)
+def joined(seat: Seat, by_gloo: tuple[int, ...] = ()) -> Iterator[C10dTransport]:
+    """`by_gloo`: ranks that have nothing to move messages but gloo."""
+    transport = join(seat.store, seat.rank, seat.size, replace(OPTIONS, is_native=seat.rank not in by_gloo))
     try:
         yield transport
     finally:
         transport.close()
 
 
-def keep_contract(seat: Seat, clause: str) -> Any:
-    with joined(seat) as transport:
+def keep_contract(seat: Seat, clause: str, by_gloo: tuple[int, ...] = ()) -> Any:
+    with joined(seat, by_gloo) as transport:
         answer = getattr(contract, clause)(transport)
         transport.barrier(30.0)
         return answer
@@ -88,9 +90,9 @@ def count_bytes(seat: Seat) -> list[int]:
         return counted
 
 
-def lose_a_worker(seat: Seat, victim: int, how: str, waiting: str) -> dict[str, Any]:
+def lose_a_worker(seat: Seat, victim: int, how: str, waiting: str, by_gloo: tuple[int, ...] = ()) -> dict[str, Any]:
     """The victim ends in one of several ways while the others wait; what they are told, and after how long."""
-    with joined(seat) as transport:
+    with joined(seat, by_gloo) as transport:
         if seat.rank == victim:
             transport.barrier(30.0)
             _end(how, transport)

@@ -19,9 +19,9 @@ pytestmark = pytest.mark.xdist_group("workers")
 LIMIT_S = 10.0  # within which every survivor must know
 
 
-def survivors_of(pool: WorkerPool, victim: int, how: str, waiting: str) -> list[dict]:
+def survivors_of(pool: WorkerPool, victim: int, how: str, waiting: str, by_gloo: tuple[int, ...] = ()) -> list[dict]:
     lost = () if how == "exception" else (victim,)
-    outcomes = pool.run(jobs.lose_a_worker, 3, lost=lost, victim=victim, how=how, waiting=waiting)
+    outcomes = pool.run(jobs.lose_a_worker, 3, lost=lost, victim=victim, how=how, waiting=waiting, by_gloo=by_gloo)
     assert outcomes[victim].error == {"exception": "ValueError", "stop": "Silent"}.get(how, "Dead")
     told = [outcome.value for outcome in outcomes if outcome.rank != victim]
     for outcome in outcomes:
@@ -53,10 +53,17 @@ def test_a_killed_worker_is_named(worker_pool: WorkerPool, victim, waiting):
         assert "is lost: the process ended, its connection closed; while" in value["text"]
 
 
+@pytest.mark.parametrize("waiting", ["recv", "recv with a limit", "send", "all_gather", "barrier"])
+def test_a_killed_worker_is_named_where_messages_go_by_gloo(worker_pool: WorkerPool, waiting):
+    for value in survivors_of(worker_pool, 1, "kill", waiting, by_gloo=(0, 1, 2)):
+        assert "is lost: the process ended, its connection closed; while" in value["text"]
+
+
+@pytest.mark.parametrize("by_gloo", [(), (0, 1, 2)], ids=["native", "gloo"])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_a_worker_killed_in_the_midst_of_a_message_is_named(worker_pool: WorkerPool, victim):
+def test_a_worker_killed_in_the_midst_of_a_message_is_named(worker_pool: WorkerPool, victim, by_gloo):
     """Gloo leaves a receive asleep whose message stops half way."""
-    survivors_of(worker_pool, victim, "kill in the midst of a message", "message under way")
+    survivors_of(worker_pool, victim, "kill in the midst of a message", "message under way", by_gloo)
 
 
 @pytest.mark.parametrize(("victim", "waiting"), [(0, "recv from a survivor"), (2, "all_reduce")])

@@ -98,8 +98,9 @@ def test_levels_over_c10d(worker_pool: WorkerPool, clause, nodes):
 
 
 @every_clause
-def test_c10d(worker_pool: WorkerPool, clause):
-    answers = worker_pool.results(jobs.keep_contract, 3, clause=clause.__name__)
+@pytest.mark.parametrize("by_gloo", [(), (0, 1, 2), (1,)], ids=["native", "gloo", "gloo, since one has nothing else"])
+def test_c10d(worker_pool: WorkerPool, clause, by_gloo):
+    answers = worker_pool.results(jobs.keep_contract, 3, clause=clause.__name__, by_gloo=by_gloo)
     assert all(answer == answers[0] for answer in answers)
 
 
