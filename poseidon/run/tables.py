@@ -41,6 +41,7 @@ from poseidon.transport.base import Peer
 from poseidon.transport.c10d import C10dOptions, Master, connect
 from poseidon.transport.inproc import InprocTransport, Switch
 from poseidon.transport.interface import choose_interface
+from poseidon.transport.native import IS_BUILT
 from poseidon.transport.paced import PacedTransport
 from poseidon.transport.pacing import Pace
 
@@ -176,6 +177,7 @@ def _joined(limit_bps: float | None) -> Transport:
     is_multi_host = place.local_size is not None and place.local_size < place.size
     interface = choose_interface(place.master_address, is_multi_host=is_multi_host, wanted=None)
     master = Master(place.master_address, place.master_port, place.store_prefix)
-    options = C10dOptions(address=interface.address, secret=secret_of(os.environ))
+    is_native = IS_BUILT and limit_bps is None  # see PacedTransport
+    options = C10dOptions(address=interface.address, secret=secret_of(os.environ), is_native=is_native)
     transport = connect(place.rank, place.size, master, options)
     return transport if limit_bps is None else PacedTransport(transport, Pace(limit_bps))

@@ -52,6 +52,7 @@ from poseidon.transport.base import names_of
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.interface import choose_interface
 from poseidon.transport.levels import Sharing, share_nodes
+from poseidon.transport.native import IS_BUILT
 from poseidon.transport.paced import PacedTransport
 from poseidon.transport.pacing import Pace
 from poseidon.transport.vitals import Vitals
@@ -123,7 +124,11 @@ def train_worker(param: caffe_pb2.SolverParameter, place: Place, options: Worker
     lead_nccl(os.environ, interface.name)
     master = Master(place.master_address, place.master_port, place.store_prefix)
     joining = C10dOptions(
-        address=interface.address, secret=options.secret, vitals=options.watch.vitals, one_sided=options.one_sided
+        address=interface.address,
+        secret=options.secret,
+        vitals=options.watch.vitals,
+        one_sided=options.one_sided,
+        is_native=IS_BUILT and options.links.limit_bps is None,  # see PacedTransport
     )
     transport = connect(place.rank, place.size, master, joining)
     with _ended_by_all(transport, face), _lookout(transport, param, options, face):

@@ -1,7 +1,8 @@
 """PacedTransport: a transport that keeps to a budget of bytes per second, in each direction of this worker.
 
     send, receive         in pieces, each started when the budget allows; both ends cut alike. A receive that has not
-                          been started holds its sender up, so that many senders together keep to the receiver's budget
+                          been started holds its sender up, so that many senders together keep to the receiver's budget:
+                          the inner transport's messages must be gloo's (C10dOptions.is_native), ours do not wait
     all-reduce, broadcast   in pieces too, one after another in the order of the calls, which is the same on all members
 
 Nothing here blocks the caller: pieces are started by the engine's threads, one line for each channel, so that messages
