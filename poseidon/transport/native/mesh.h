@@ -143,7 +143,7 @@ typedef struct Waiter {
     bool has_cond, sleeps;
     /* what is_over looks at */
     Operation *operation;
-    uint32_t first_id, last_id;
+    uint64_t first_id, last_id; /* the last is outside */
     const uint32_t *ids;
     size_t num_ids;
     int queue;

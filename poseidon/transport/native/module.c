@@ -487,8 +487,8 @@ static bool read_ids(PyObject *ids, Waiter *waiter) {
         PyObject *step = PyObject_GetAttrString(ids, "step");
         bool is_plain = first && last && step && PyLong_AsLong(step) == 1;
         if (is_plain) {
-            waiter->first_id = (uint32_t)PyLong_AsUnsignedLong(first);
-            waiter->last_id = (uint32_t)PyLong_AsUnsignedLong(last);
+            waiter->first_id = PyLong_AsUnsignedLongLong(first);
+            waiter->last_id = PyLong_AsUnsignedLongLong(last);
         }
         Py_XDECREF(first);
         Py_XDECREF(last);
