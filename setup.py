@@ -9,7 +9,7 @@ setup(
         Extension(
             "poseidon.transport.native._mesh",
             sources=sorted(glob("poseidon/transport/native/*.c")),
-            depends=["poseidon/transport/native/mesh.h"],
+            depends=sorted(glob("poseidon/transport/native/*.h")),
             # Hidden: libc has functions of its own that are called `advance` and `link`.
             extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-pthread", "-fvisibility=hidden"],
             extra_link_args=["-pthread"],
