@@ -21,6 +21,7 @@ from poseidon.run.layer_times import LayerTime, measured_times
 from poseidon.run.profile import profile_net
 from poseidon.run.rates import Rates, measure_rates
 from poseidon.run.roundtable import Roundtable
+from poseidon.run.spare_memory import give_back
 from poseidon.run.worker_states import saved_plan
 from poseidon.solver import Solver
 from poseidon.transport import Transport
@@ -84,6 +85,7 @@ def plan_together(solver: Solver, transport: Transport, table: Roundtable, plann
     times = _mean_times(measured_times(solver.net), table)
     profile = _profile(solver, times)
     rates = _mean_rates(measure_rates(solver, profile, table), table)
+    give_back()
     cluster = replace(_cluster(links, rates, node_workers), local_bps=local_bps)
     made = attempt(table, lambda: make_plan(profile, cluster, planning.request), by=0)
     text = table.gather_texts(made.to_json() if made is not None else "")[0]
