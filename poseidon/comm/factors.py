@@ -22,6 +22,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor, nn
 
@@ -46,7 +47,7 @@ class FactorLayout:
     transposed: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Factored:
     """A weight of a unit, the biases that follow from its factors, and where these begin in a row: u, then v."""
 
@@ -55,15 +56,15 @@ class Factored:
     transposed: bool
     first: int
 
-    @property
+    @cached_property
     def members(self) -> tuple[Member, ...]:
         return (self.weight, *self.biases)
 
-    @property
+    @cached_property
     def num_outputs(self) -> int:
         return self.weight.parameter.shape[int(self.transposed)]
 
-    @property
+    @cached_property
     def num_inputs(self) -> int:
         return self.weight.parameter.shape[int(not self.transposed)]
 
@@ -149,9 +150,14 @@ class FactorExchange(Exchange):
                 f"{factored.weight.name} travels as factors of {self.num_rows} rows per worker and iteration, got "
                 f"{last}: the batch of such a layer must not grow while training; give it the scheme ring"
             )
-        factored.u(coming.memory)[first:last] = u
-        factored.v(coming.memory)[first:last] = v
+        rows = coming.memory[first:last]
+        self._put(factored.u(rows), u)
+        factored.v(rows).copy_(v)
         coming.num_rows[factored.weight.name] = last
+
+    def _put(self, place: Tensor, u: Tensor) -> None:
+        """Writes rows of u where they are sent from."""
+        place.copy_(u)
 
     def offer(self, member: Member, grad: Tensor | None) -> None:
         """The gradient came as factors; with all weights' they are complete."""
@@ -163,7 +169,9 @@ class FactorExchange(Exchange):
             self._num_offered = 0
             final = self._coming or self._room()
             for factored in self.weights:
-                factored.both(final.memory)[final.num_rows.get(factored.weight.name, 0) :] = 0
+                filled = final.num_rows.get(factored.weight.name, 0)
+                if filled < len(final.memory):
+                    factored.both(final.memory)[filled:] = 0
             self._final, self._coming = final, None
 
     def drop(self) -> None:
@@ -222,6 +230,7 @@ class Factors(FactorExchange, Gathering):
     def __init__(self, wiring: Wiring, layout: FactorLayout, threads: Threads | None = None) -> None:
         super().__init__(wiring, layout, threads)
         self._kept: Tensor | None = None
+        self._blocks: dict[Send, list[Tensor]] = {}  # of the rows kept, what a Send gathers
         self._arriving = threading.Lock()  # guards the next
         self._num_arrived = 0
 
@@ -231,6 +240,7 @@ class Factors(FactorExchange, Gathering):
         number = sum(self.rows_by_rank)
         if self._kept is None or len(self._kept) != number:
             self._kept = self._new_rows(number)
+            self._blocks = {}
         return self._kept
 
     def _own(self) -> Tensor:
@@ -252,10 +262,13 @@ class Factors(FactorExchange, Gathering):
                 self._final = Collected(own, final.num_rows)
 
     def begin(self, send: Send) -> Completion:
-        blocks = []
-        for rank, rows in enumerate(self._everybodys.split(self.rows_by_rank)):
-            first, last = self.rows_of(send, rank)
-            blocks.append(rows[first:last].view(-1))
+        everybodys = self._everybodys
+        blocks = self._blocks.get(send)
+        if blocks is None:
+            blocks = self._blocks[send] = []
+            for rank, rows in enumerate(everybodys.split(self.rows_by_rank)):
+                first, last = self.rows_of(send, rank)
+                blocks.append(rows[first:last].view(-1))
         return all_gather(self.transport, blocks, tag=self.tag(send))
 
     def arrival(self, token: Completion) -> Completion:

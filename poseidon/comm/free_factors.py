@@ -2,9 +2,9 @@
 
 A net of Caffe's fixes its batch; a PyTorch model may get a smaller last batch, a larger one, or read a weight besides
 in a way that gives a dense gradient. Each worker sends room for the K rows of the plan, filled up with zeros, each with
-one element more for every weight: a flag that says whether this is all. Where any worker's is raised, everybody goes on
-with that weight's dense gradient of this iteration, summed by its owners in rank order and handed out: dearer, and
-exact all the same.
+one element more for every weight: in the first row that is a flag, which says whether this is all. Where any worker's
+is raised, everybody goes on with that weight's dense gradient of this iteration, summed by its owners in rank order and
+handed out: dearer, and exact all the same.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from poseidon.comm.exchange import Wiring
@@ -43,8 +44,9 @@ class Tally:
 
 
 class FreeFactors(Factors):
-    """`tallies` are by weight. Sums come multiplied by `scale`: on K rows of u that costs next to nothing, on the
-    gradient of a weight a pass over it."""
+    """`tallies` are by weight. Sums come multiplied by `scale`, which is set before what it is for is handed over: on
+    the way of K rows of u into the memory they are sent from that costs nothing, on the gradient of a weight a pass
+    over it."""
 
     def __init__(self, wiring: Wiring, layout: FactorLayout, threads: Threads | None = None) -> None:
         super().__init__(wiring, layout, threads)
@@ -54,6 +56,7 @@ class FreeFactors(Factors):
         self._coming_flags: dict[str, int] = {}
         self._coming_dense: dict[str, Tensor] = {}
         self._final_dense: dict[str, Tensor] = {}
+        self._final_scale = 1.0
 
     def tap(self, factored: Factored, u: Tensor, v: Tensor) -> None:
         weight = factored.weight
@@ -75,11 +78,12 @@ class FreeFactors(Factors):
         if len(self._offered) == len(self.members):
             self._offered.clear()
             self._final_dense, self._coming_dense = self._coming_dense, {}
-            flags = self._flags(self.final().memory)
+            self._final_scale = self.scale
+            flags = self._flags(self.final().memory)[0]
             flags.zero_()
             for number, factored in enumerate(self.weights):
                 if factored.weight.name in self._coming_flags:
-                    flags[:, number] = self._coming_flags[factored.weight.name]
+                    flags[number] = self._coming_flags[factored.weight.name]
             self._coming_flags = {}
 
     @property
@@ -93,10 +97,11 @@ class FreeFactors(Factors):
             parts = [part for factored in factors for part in self.sums_of(factored, rows)]
         return parts + self._reduced_dense(dense, self.sends[-1]) if dense else parts
 
-    def sums_of(self, factored: Factored, rows: Tensor) -> list[Part]:
-        if self.scale != 1.0:
-            factored.u(rows).mul_(self.scale)
-        return super().sums_of(factored, rows)
+    def _put(self, place: Tensor, u: Tensor) -> None:
+        if u.dtype == place.dtype:
+            torch.mul(u, self.scale, out=place)
+        else:  # in the wider type
+            place.copy_(u).mul_(self.scale)
 
     def drop(self) -> None:
         super().drop()
@@ -115,8 +120,8 @@ class FreeFactors(Factors):
 
     # -- flags ------------------------------------------------------------------------------------------------------
     def _flags(self, rows: Tensor) -> Tensor:
-        """A column for each weight."""
-        return rows[:, -len(self.weights) :]
+        """A column for each weight, a row for each worker: there the first of its K rows has them."""
+        return rows[:: self.layout.num_rows, -len(self.weights) :]
 
     def _raise_flag(self, factored: Factored, flag: int) -> None:
         name = factored.weight.name
@@ -124,7 +129,8 @@ class FreeFactors(Factors):
 
     def _tallied(self, flags: Tensor) -> list[Factored]:
         """Counts what all workers' flags say; the weights that go on with their dense gradients."""
-        short, dense = ((flags == flag).any(0).tolist() for flag in (_SHORT, _DENSE))
+        columns = list(zip(*flags.tolist(), strict=True))
+        short, dense = ([flag in column for column in columns] for flag in (_SHORT, _DENSE))
         found = []
         for factored, is_short, is_dense in zip(self.weights, short, dense, strict=True):
             self.tallies[factored.weight.name].count(is_short=is_short, is_dense=is_dense)
@@ -148,11 +154,11 @@ class FreeFactors(Factors):
         shards = shards_of(elements, self.transport.size)
         reduce_shards(self.transport, shards, tag=self.tag(send, _PUSH)).wait()
         all_gather(self.transport, shards, tag=self.tag(send, _PULL)).wait()
-        elements *= self.scale
         return [Part(member, member.whole, place) for member, place in zip(members, places, strict=True)]
 
     def _own_dense(self, weights: Sequence[Factored]) -> Iterator[Tensor]:
-        """This worker's gradients of the weights' members: what its factors give, and what came besides."""
+        """This worker's gradients of the weights' members, scaled: what its factors give, which are so already, and
+        what came besides."""
         final = self.final()
         for factored in weights:
             rows = final.memory[: final.num_rows.get(factored.weight.name, 0)]
@@ -162,5 +168,5 @@ class FreeFactors(Factors):
                 if len(rows):
                     grad += self.product(u, v).reshape(-1) if member is factored.weight else u.sum(0)
                 if member.name in self._final_dense:
-                    grad += self._final_dense[member.name].reshape(-1)
+                    grad.add_(self._final_dense[member.name].reshape(-1), alpha=self._final_scale)
                 yield grad

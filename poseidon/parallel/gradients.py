@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 from poseidon.comm.exchange import Exchange, laid_out_like, own_memory
 from poseidon.comm.factors import Factored
 from poseidon.comm.free_factors import FreeFactors
+from poseidon.comm.part import Member
 from poseidon.comm.rows import Rows
 from poseidon.errors import UsageError
 from poseidon.parallel.destination import Destination, Leaf
@@ -36,6 +38,22 @@ from poseidon.parallel.structure import Structure
 from poseidon.parallel.traffic import Traffic
 
 _SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """Where a parameter's gradient goes. `factors`: the exchange again, if it is one of these, and of which weight."""
+
+    exchange: Exchange
+    member: Member
+    unit: int
+    is_dense: bool
+    factors: tuple[FreeFactors, Factored] | None
+
+
+def _way(exchange: Exchange, member: Member) -> _Way:
+    factors = (exchange, exchange.factored(member.name)) if isinstance(exchange, FreeFactors) else None
+    return _Way(exchange, member, exchange.unit.index, exchange.unit.scheme.is_dense, factors)
 
 
 class Gradients:
@@ -50,6 +68,7 @@ class Gradients:
         self._on_complete = on_complete
         self._names = structure.named()
         self._traffic: Traffic | None = None
+        self._ways: dict[str, _Way] = {}
         self._missing: dict[int, set[str]] = {}
         self._tasks: dict[str, int] = {}  # by weight: the backward pass whose factors are coming in
         self._queued_in: int | None = None
@@ -70,22 +89,22 @@ class Gradients:
         """Exchanges by this plan from now on. No round may be open."""
         assert not self.arrived, "a round is open"
         self._traffic = traffic
+        self._ways = {name: _way(*found) for name, found in traffic.of.items()}
         for forward in self.forwards.values():
-            found = traffic.of.get(self._names[forward.weight])
-            exchange = None if found is None else found[0]
+            way = self._ways.get(self._names[forward.weight])
             if isinstance(forward, LinearForward):
-                self._connect(forward, exchange)
+                self._connect(forward, way)
             elif isinstance(forward, EmbeddingForward):
-                forward.gives_rows = isinstance(exchange, Rows)
+                forward.gives_rows = way is not None and isinstance(way.exchange, Rows)
         self._new_round()
 
-    def _connect(self, forward: LinearForward, exchange: Exchange | None) -> None:
-        if not isinstance(exchange, FreeFactors):
+    def _connect(self, forward: LinearForward, way: _Way | None) -> None:
+        if way is None or way.factors is None:
             forward.tap, forward.taps_bias = None, False
             return
-        forward.tap = partial(self._tap, self._names[forward.weight])
+        forward.tap = partial(self._tap, *way.factors)
         bias = getattr(forward.module, "bias", None)
-        forward.taps_bias = bias is not None and exchange.follows(bias, forward.weight)
+        forward.taps_bias = bias is not None and way.factors[0].follows(bias, forward.weight)
 
     def close(self) -> None:
         for hook in self._hooks:
@@ -125,8 +144,7 @@ class Gradients:
 
     def unfinished(self) -> UsageError:
         """What is wrong if a round is still open when it should not be."""
-        assert self._traffic is not None
-        left = [name for name in self._traffic.of if name not in self.arrived]
+        left = [name for name in self._ways if name not in self.arrived]
         return UsageError(
             f"{len(left)} parameter(s) got no gradient in the last backward pass ({_some(left)}), so its exchange is "
             "not complete. If the loss does not depend on them in every iteration, wrap the model with "
@@ -135,20 +153,15 @@ class Gradients:
         )
 
     # -- backward ---------------------------------------------------------------------------------------------------
-    def _tap(self, name: str, u: Tensor, v: Tensor) -> None:
-        assert self._traffic is not None
-        self._keep_only_this_pass(name)
-        exchange = self._traffic.of[name][0]
-        assert isinstance(exchange, FreeFactors)
-        exchange.tap(exchange.factored(name), u, v)
+    def _tap(self, exchange: FreeFactors, factored: Factored, u: Tensor, v: Tensor) -> None:
+        assert self.round is not None
+        self._keep_only_this_pass(exchange, factored)
+        exchange.scale = self.round.scale
+        exchange.tap(factored, u, v)
 
-    def _keep_only_this_pass(self, name: str) -> None:
+    def _keep_only_this_pass(self, exchange: FreeFactors, factored: Factored) -> None:
         """Drops what an earlier pass has left of a parameter's factors, unless the round has taken some of it."""
-        assert self._traffic is not None
-        exchange = self._traffic.of[name][0]
-        if not isinstance(exchange, FreeFactors):
-            return
-        factored, task = exchange.factored(name), torch._C._current_graph_task_id()
+        task = torch._C._current_graph_task_id()
         if self._tasks.get(factored.weight.name) != task:
             self._tasks[factored.weight.name] = task
             self._forget_unless_taken(exchange, factored)
@@ -158,7 +171,8 @@ class Gradients:
             exchange.forget(factored)
 
     def _final(self, name: str, parameter: Tensor) -> None:
-        if not self.syncs or self._traffic is None or name not in self._traffic.of:
+        way = self._ways.get(name)
+        if way is None or not self.syncs:
             return
         if name in self.arrived:
             raise UsageError(
@@ -167,33 +181,33 @@ class Gradients:
                 "under model.no_sync(), forward passes included; with activation checkpointing pass "
                 "use_reentrant=False"
             )
-        self._keep_only_this_pass(name)
+        if way.factors is not None:
+            self._keep_only_this_pass(*way.factors)
         self.arrived[name] = time.perf_counter()
         if not self.holds:
-            self._offer(name)
-        if self._allows_unused or len(self.arrived) == len(self._traffic.of):
+            self._offer(name, way)
+        if self._allows_unused or len(self.arrived) == len(self._ways):
             self._queue()
 
-    def _offer(self, name: str) -> None:
+    def _offer(self, name: str, way: _Way) -> None:
         assert self._traffic is not None
         assert self.round is not None
-        exchange, member = self._traffic.of[name]
-        self._traffic.scheduler.wait(exchange.unit.index)
-        if isinstance(exchange, FreeFactors):  # if no pass of this round has reached it, what it has is left over
-            self._forget_unless_taken(exchange, exchange.factored(name))
-        parameter = member.parameter
+        self._traffic.scheduler.wait(way.unit)
+        parameter = way.member.parameter
         grad = parameter.grad
-        if exchange.unit.scheme.is_dense:
-            grad = self.round.memory[name] = own_memory(laid_out_like(member.value, grad))
-        if isinstance(exchange, FreeFactors):
-            exchange.scale = self.round.scale
+        if way.is_dense:
+            grad = self.round.memory[name] = own_memory(laid_out_like(way.member.value, grad))
+        elif way.factors is not None:
+            # If no pass of this round has reached it, what it has is left over.
+            self._forget_unless_taken(*way.factors)
+            way.factors[0].scale = self.round.scale
             self.round.means.add(name)
-        exchange.offer(member, grad)
+        way.exchange.offer(way.member, grad)
         parameter.grad = None  # it is the exchange's now
-        missing = self._missing[exchange.unit.index]
+        missing = self._missing[way.unit]
         missing.discard(name)
         if not missing:
-            self._traffic.scheduler.ready(exchange.unit.index, self.round)
+            self._traffic.scheduler.ready(way.unit, self.round)
 
     def _queue(self) -> None:
         """At the end of this backward pass, `_finish`."""
@@ -203,31 +217,30 @@ class Gradients:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish)
 
     def _finish(self) -> None:
-        assert self._traffic is not None
         self._queued_in = None
-        everything = self._traffic.of.keys()
+        everything = self._ways.keys()
         if not self._allows_unused and len(self.arrived) < len(everything):
             return  # another backward pass may bring the rest
         reached = {name for name in everything if name in self.arrived or self._has_grad(name)}
         order = [*self.arrived, *(name for name in everything if name not in self.arrived)]
         for name in order:
-            if name in self._missing[self._traffic.of[name][0].unit.index]:
-                self._offer(name)
+            way = self._ways[name]
+            if name in self._missing[way.unit]:
+                self._offer(name, way)
         self._on_complete(reached)
         self._new_round()
 
     def pass_on_nothing(self) -> None:
         """A round of zeros, for a worker that has no more data while others have. Its gradients are nobody's."""
-        assert self._traffic is not None
         assert self.round is not None
         assert not self.arrived, "a round is open"
         self.round.scale = self.scale
-        kept = {name: member.parameter.grad for name, (_, member) in self._traffic.of.items()}
-        for name, (_, member) in self._traffic.of.items():
-            member.parameter.grad = None
-            self._offer(name)
-        for name, (_, member) in self._traffic.of.items():
-            member.parameter.grad = kept[name]
+        kept = {name: way.member.parameter.grad for name, way in self._ways.items()}
+        for name, way in self._ways.items():
+            way.member.parameter.grad = None
+            self._offer(name, way)
+        for name, way in self._ways.items():
+            way.member.parameter.grad = kept[name]
         self._new_round()
 
     def _has_grad(self, name: str) -> bool:

@@ -35,11 +35,11 @@ class Round:
         self._lock = threading.Lock()
 
     def take(self, parts: Sequence[Part]) -> None:
-        """Sums have arrived. Called from threads of the scheduler's."""
-        for part in parts:
-            grad = self._averaged(part)
-            if grad is not None:
-                self._hand_over(part.member.name, grad)
+        """Sums have arrived. Called from threads of the scheduler's. What is complete now is handed over together: an
+        optimizer called once for all of it is much cheaper than once for each."""
+        complete = {part.member.name: grad for part in parts if (grad := self._averaged(part)) is not None}
+        if complete:
+            self._hand_over(complete)
 
     def collect(self) -> dict[str, Tensor]:
         """What is complete, and was not handed to an optimizer."""
@@ -71,10 +71,10 @@ class Round:
             # Whoever gets it keeps it as long as it is needed: there may be no room for all gradients at once.
             return self.memory.pop(name) if self._num_elems[name] == value.numel() else None
 
-    def _hand_over(self, name: str, grad: Tensor) -> None:
+    def _hand_over(self, grads: Mapping[str, Tensor]) -> None:
         with self._lock:
             update = self._update
             if update is None:
-                self._complete[name] = grad
+                self._complete |= grads
         if update is not None:
-            update({name: grad})
+            update(grads)

@@ -12,7 +12,7 @@ unless its own fingerprint has changed: then all have to change together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 
 import torch
 
@@ -34,8 +34,7 @@ class Saying:
 
     def __init__(self, word: Word, table: Roundtable) -> None:
         self._table = table
-        self._words = torch.empty(table.size, len(fields(Word)), dtype=torch.int64)
-        self._words[table.rank] = torch.tensor(astuple(word))
+        self._words = torch.tensor([(word.fingerprint, word.batch, word.dense, word.active)] * table.size)
         self._work: Work = table.start_gather(self._words)
 
     def heard(self) -> list[Word]:

@@ -41,9 +41,10 @@ class Roundtable:
     def start_gather(self, rows: Tensor) -> Work:
         """Begins to fill the rows of the others, by rank, straight from each; this worker's is there already. For
         few bytes that nobody should wait for: `wait` before they are read."""
+        each = rows.unbind()
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
-        arrivals = [self._group.recv(rows[other], other, _ROW_TAG) for other in others]
-        return _All([*arrivals, *(self._group.send(rows[self.rank], other, _ROW_TAG) for other in others)])
+        arrivals = [self._group.recv(each[other], other, _ROW_TAG) for other in others]
+        return _All([*arrivals, *(self._group.send(each[self.rank], other, _ROW_TAG) for other in others)])
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over workers, of tensors of one shape and type."""
