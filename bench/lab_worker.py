@@ -45,9 +45,11 @@ from poseidon.run.layer_times import LayerTime, estimated_times, scaled_times
 from poseidon.run.profile import profile_net
 from poseidon.spec import parse_net
 from poseidon.transport.c10d import C10dOptions, Master, connect
-from poseidon.transport.probe import probe
+from poseidon.transport.collectives import all_gather, reduce_shards, shards_of
+from poseidon.transport.probe import PROBE_TAG, probe
 
-HANDLED_BYTES = 32 << 20
+HANDLED_BYTES = 8 << 20
+HANDLING_PASSES = 7
 COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 BRIEF_S = 1e-3  # less is Python, which a GPU's queue hides
 Iterate = Callable[[], None]
@@ -81,6 +83,7 @@ class Ours:
             self.scheduler = Scheduler(self.plan, exchanges, self._apply, self._see if options.seen else None)
         self.taps = Taps(self.net, exchanges, self.scheduler)
         self._gradients = {entry.value: torch.zeros_like(entry.value) for entry in self.net.learnable}
+        self._handling_s: list[float] = []
         self._factors = {node.layer.name: _factors(node) for node in self.net.graph.nodes}
 
     def _plan(self, options: argparse.Namespace, size: int) -> CommPlan:
@@ -141,15 +144,20 @@ class Ours:
         self.taps.complete()
 
     def measure_handling(self) -> None:
-        """Payload per second that goes through a host's processor while all hosts do the same: fresh memory filled."""
-        parts = [torch.zeros(HANDLED_BYTES // 16) for _ in range(4)]
-        seconds = []
-        for _ in range(9):
+        """Payload that goes through a host's processor: what a reduction to shards and a gather take of its time. All
+        hosts of the lab have the same cores. Called before and after a run, whose speed lies in between."""
+        size = self.transport.size
+        shards = shards_of(torch.zeros(HANDLED_BYTES // 4), size)
+        for _ in range(HANDLING_PASSES):
             self.transport.barrier(60.0)
-            begin = time.perf_counter()
-            torch.cat(parts)
-            seconds.append(time.perf_counter() - begin)
-        self.handling_bps = HANDLED_BYTES * 8 / statistics.median(seconds)
+            begin = time.process_time()
+            reduce_shards(self.transport, shards, tag=PROBE_TAG).wait()
+            all_gather(self.transport, shards, tag=PROBE_TAG).wait()
+            self.transport.barrier(60.0)
+            self._handling_s.append(time.process_time() - begin)
+        handled = 2 * 2 * HANDLED_BYTES * (size - 1) / size  # both collectives, out and in
+        share = min(1.0, len(os.sched_getaffinity(0)) / size)
+        self.handling_bps = handled * 8 / statistics.median(self._handling_s) * share
 
     def seen_json(self, begun: list[float]) -> dict[str, Any]:
         return {
@@ -295,6 +303,9 @@ def main() -> None:
         times.append(time.perf_counter() - begin)
     counts.append(int(COUNTER.read_text()))
     used.append(processor_s())
+    if options.seen and isinstance(contender, Ours):
+        contender.scheduler.drain()
+        contender.measure_handling()
     contender.close()
     if options.seen and isinstance(contender, Ours):
         (options.seen / f"seen-{rank}.json").write_text(json.dumps(contender.seen_json(begun)) + "\n")

@@ -88,8 +88,18 @@ AGREES = {
 def test_all_three_count(wrong):
     assert simulated.agrees(AGREES)
     assert not simulated.agrees({**AGREES, **wrong})
-    told = simulated.results_text([AGREES, {**AGREES, **wrong}])
+    results = [simulated.over_rounds([AGREES]), simulated.over_rounds([{**AGREES, **wrong}])]
+    told = simulated.results_text(results)
     assert told.endswith("1 of 2 cases agree: time within 10%, and in order.")
+
+
+def test_medians_of_rounds_count_and_every_start():
+    rounds = [{**AGREES, "ratio": ratio} for ratio in (0.8, 1.02, 1.3)]
+    result = simulated.over_rounds(rounds)
+    assert result["ratio"] == 1.02
+    assert simulated.agrees(result)
+    assert "| 1.02 (0.80 – 1.30) |" in simulated.results_text([result])
+    assert not simulated.agrees(simulated.over_rounds([*rounds, {**AGREES, "same_starts": False}]))
 
 
 def test_the_page_has_the_table_of_its_figures():
