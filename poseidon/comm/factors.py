@@ -231,6 +231,7 @@ class Factors(FactorExchange, Gathering):
         super().__init__(wiring, layout, threads)
         self._kept: Tensor | None = None
         self._blocks: dict[Send, list[Tensor]] = {}  # of the rows kept, what a Send gathers
+        self._cut_for: list[int] = []  # everybody's K, for which that is
         self._arriving = threading.Lock()  # guards the next
         self._num_arrived = 0
 
@@ -240,7 +241,7 @@ class Factors(FactorExchange, Gathering):
         number = sum(self.rows_by_rank)
         if self._kept is None or len(self._kept) != number:
             self._kept = self._new_rows(number)
-            self._blocks = {}
+            self._cut_for = []
         return self._kept
 
     def _own(self) -> Tensor:
@@ -263,6 +264,8 @@ class Factors(FactorExchange, Gathering):
 
     def begin(self, send: Send) -> Completion:
         everybodys = self._everybodys
+        if self._cut_for != self.rows_by_rank:
+            self._blocks, self._cut_for = {}, list(self.rows_by_rank)
         blocks = self._blocks.get(send)
         if blocks is None:
             blocks = self._blocks[send] = []
