@@ -230,8 +230,6 @@ class Factors(FactorExchange, Gathering):
     def __init__(self, wiring: Wiring, layout: FactorLayout, threads: Threads | None = None) -> None:
         super().__init__(wiring, layout, threads)
         self._kept: Tensor | None = None
-        self._blocks: dict[Send, list[Tensor]] = {}  # of the rows kept, what a Send gathers
-        self._cut_for: list[int] = []  # everybody's K, for which that is
         self._arriving = threading.Lock()  # guards the next
         self._num_arrived = 0
 
@@ -241,7 +239,6 @@ class Factors(FactorExchange, Gathering):
         number = sum(self.rows_by_rank)
         if self._kept is None or len(self._kept) != number:
             self._kept = self._new_rows(number)
-            self._cut_for = []
         return self._kept
 
     def _own(self) -> Tensor:
@@ -263,15 +260,10 @@ class Factors(FactorExchange, Gathering):
                 self._final = Collected(own, final.num_rows)
 
     def begin(self, send: Send) -> Completion:
-        everybodys = self._everybodys
-        if self._cut_for != self.rows_by_rank:
-            self._blocks, self._cut_for = {}, list(self.rows_by_rank)
-        blocks = self._blocks.get(send)
-        if blocks is None:
-            blocks = self._blocks[send] = []
-            for rank, rows in enumerate(everybodys.split(self.rows_by_rank)):
-                first, last = self.rows_of(send, rank)
-                blocks.append(rows[first:last].view(-1))
+        blocks = []
+        for rank, rows in enumerate(self._everybodys.split(self.rows_by_rank)):
+            first, last = self.rows_of(send, rank)
+            blocks.append(rows[first:last].view(-1))
         return all_gather(self.transport, blocks, tag=self.tag(send))
 
     def arrival(self, token: Completion) -> Completion:

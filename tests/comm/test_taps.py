@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -59,11 +60,10 @@ def one(case: Case, size: int, wrap: Wrap = as_is, kind: str = "Adam") -> list[T
 def several(case: Case, plan: CommPlan, wrap: Wrap = as_is, kind: str = "Adam", *, averages: bool = True):
     def work(transport: Transport) -> list[Tensor]:
         solver = solver_of(case, kind, case.batch)
-        worker = join(case, plan, transport, solver, averages=averages)
-        solver.run = wrap(solver.net, solver.run)
-        solver.step(STEPS)
-        worker.updates.drain()
-        worker.close()
+        with closing(join(case, plan, transport, solver, averages=averages)) as worker:
+            solver.run = wrap(solver.net, solver.run)
+            solver.step(STEPS)
+            worker.updates.drain()
         return values_of(solver)
 
     values = run_workers(plan.cluster.num_workers, work)
