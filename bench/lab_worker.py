@@ -306,9 +306,8 @@ def main() -> None:
     if options.seen and isinstance(contender, Ours):
         contender.scheduler.drain()
         contender.measure_handling()
-    contender.close()
-    if options.seen and isinstance(contender, Ours):
         (options.seen / f"seen-{rank}.json").write_text(json.dumps(contender.seen_json(begun)) + "\n")
+    contender.close()
     if rank == 0:
         facts = {
             "contender": options.contender,
