@@ -3,10 +3,10 @@
 The same queues and the same costs as in `network.py`, held as arrays with an entry for every node: a step of an
 all-reduce among a thousand nodes is a few operations on arrays instead of a thousand messages. What a wave needs of all
 nodes is known when the last of them has started the collective; nothing at any node depends on it before, since no
-collective is over anywhere until everybody has taken part. Waves are served in the order of their earliest message.
-That is the order of the single messages unless nodes are further apart in time than waves are: then a message may be
-served before another one that was there first, which moves single messages and not what a link carries in all
-(tests/simulate/test_play.py holds both against each other).
+collective is over anywhere until everybody has taken part. Waves are served in the order of their earliest message, and
+take turns when the first of the interfaces is free. That is the order of the single messages unless nodes are further
+apart in time than waves are: then a message may be served before another one whose turn it was, which moves single
+messages and not what a link carries in all (tests/simulate/test_play.py holds both against each other).
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from poseidon.simulate.agenda import Agenda
+from poseidon.simulate.interface import Interface
 from poseidon.simulate.machines import Machines
-from poseidon.simulate.network import ARRIVED, HANDED_OVER, TAKEN, Costs, Finished, order_of
+from poseidon.simulate.network import ARRIVED, CARRIED, HANDED_OVER, TAKEN, Costs, Finished, connection_of, order_of
 from poseidon.simulate.waves import Collective, Shift, Wave
 
 Times = NDArray[np.float64]
@@ -52,6 +53,7 @@ class Flock:
         num_nodes = machines.cluster.num_nodes
         self._hands_free_s = np.zeros(num_nodes)
         self._out_free_s = np.zeros(num_nodes)
+        self._out = Interface(agenda, self._carry)
         self._in_free_s = np.zeros(num_nodes)
         self._switches = np.array([machines.switch_of(node) for node in range(num_nodes)])
         self._up_free_s = np.zeros(machines.num_switches)
@@ -98,16 +100,24 @@ class Flock:
         """Through processors to interfaces."""
         wave, costs = run.collective.waves[index], run.costs
         if not (costs.overhead_s or costs.handling_s):
-            self._carry(run, index, ready_s)
+            self._queue(run, index, ready_s)
             return
         sends = self._senders(wave, run.collective.num_nodes)
         seconds = costs.overhead_s * wave.width + self._sizes(wave) * costs.handling_s
         done_s = np.maximum(ready_s, self._hands_free_s) + seconds
         self._hands_free_s = done_s if sends is None else np.where(sends, done_s, self._hands_free_s)
-        self._at(done_s, order_of(run.number, index, HANDED_OVER), self._carry, run, index)
+        self._at(done_s, order_of(run.number, index, HANDED_OVER), self._queue, run, index)
 
-    def _carry(self, run: FlockRun, index: int, ready_s: Times) -> None:
-        """On the wire, and through the switches, to the other nodes' interfaces."""
+    def _queue(self, run: FlockRun, index: int, ready_s: Times) -> None:
+        """Interfaces take them when their turn comes."""
+        wave = run.collective.waves[index]
+        size = float(np.mean(wave.num_bytes))
+        order = order_of(run.number, index, CARRIED)
+        self._out.put(connection_of(run.collective, wave), size, (run, index, ready_s), order)
+
+    def _carry(self, message: tuple[FlockRun, int, Times]) -> float:
+        """On the wire, and through the switches, to the other nodes' interfaces; when is the first of their own free?"""
+        run, index, ready_s = message
         wave = run.collective.waves[index]
         sizes = self._sizes(wave)
         sends = self._senders(wave, run.collective.num_nodes)
@@ -130,6 +140,7 @@ class Flock:
             self._at(arrived_s, order_of(run.number, index, ARRIVED), self._handle, run, index)
         else:
             self._take(run, index, arrived_s, ARRIVED)
+        return float(self._out_free_s.min())
 
     def _handle(self, run: FlockRun, index: int, arrived_s: Times) -> None:
         """Processors wake up for them."""

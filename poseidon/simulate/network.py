@@ -1,6 +1,6 @@
 """Network: messages of collectives on their way between nodes, one by one.
 
-A message of n bytes, from node a to node b, goes through queues, each first come first served:
+A message of n bytes, from node a to node b, goes through queues:
 
     a's processor    o/2 + n / h          hands it over
     a's interface    n / β                one way; the other way is b's own
@@ -13,6 +13,8 @@ so that a message alone takes α + n / β (h, what processors handle, is infinit
 payload of an all-reduce, which lands where it is summed, counts half). A node that has not started a collective yet
 finds the messages of the others waiting.
 
+Whoever comes first is served first, but at the sender's interface: there connections take turns (`interface.py`).
+
 With one lane, one node stands for all: what it sends, it gets.
 """
 
@@ -23,8 +25,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from poseidon.simulate.agenda import Agenda
+from poseidon.simulate.interface import Interface
 from poseidon.simulate.machines import Machines
-from poseidon.simulate.waves import Collective
+from poseidon.simulate.waves import Collective, Wave
 
 Finished = Callable[[int], None]
 """Told the node where a collective is over."""
@@ -37,6 +40,12 @@ TAKEN, ARRIVED, ENTERED, DESCENDED, CARRIED, HANDED_OVER = range(1, 7)
 def order_of(number: int, index: int, stage: int) -> int:
     """The order of a message's stage among others at the same moment: by collective, wave and stage."""
     return ((number << 20) + index << 3) + stage
+
+
+def connection_of(collective: Collective, wave: Wave) -> object:
+    """Which of its connections a node sends a wave's message by. The engine below has its own; ours carry all our own
+    collectives. Named by the way to the other node, so that all nodes call theirs alike."""
+    return collective.is_own, wave.hop
 
 
 class Costs:
@@ -95,7 +104,7 @@ class Network:
         self._machines, self._agenda, self._num_lanes = machines, agenda, num_lanes
         self._second_per_byte = 8 / machines.cluster.bandwidth_bps
         self._hands_free_s = [0.0] * num_lanes
-        self._out_free_s = [0.0] * num_lanes
+        self._out = [Interface(agenda, partial(self._carry, node)) for node in range(num_lanes)]
         self._in_free_s = [0.0] * num_lanes
         num_switches = machines.num_switches
         self._up_free_s = [0.0] * num_switches
@@ -142,17 +151,15 @@ class Network:
 
     def _send(self, run: Run, index: int, node: int) -> None:
         """The interface takes it when its turn comes."""
-        now_s, num_bytes = self._agenda.now_s, run.collective.waves[index].bytes_of(node)
-        start_s = max(now_s, self._out_free_s[node])
-        self._out_free_s[node] = start_s + num_bytes * self._second_per_byte
+        wave = run.collective.waves[index]
+        num_bytes = wave.bytes_of(node)
         self.bytes_sent[node] += num_bytes
-        if start_s > now_s:
-            self._agenda.at(start_s, self._carry, run, index, node, order=order_of(run.number, index, CARRIED))
-        else:
-            self._carry(run, index, node)
+        order = order_of(run.number, index, CARRIED)
+        self._out[node].put(connection_of(run.collective, wave), num_bytes, (run, index), order)
 
-    def _carry(self, run: Run, index: int, node: int) -> None:
-        """On the wire, and through the switches, to the other node's interface."""
+    def _carry(self, node: int, message: tuple[Run, int]) -> float:
+        """On the wire, and through the switches, to the other node's interface; the node's own is free again when?"""
+        run, index = message
         wave = run.collective.waves[index]
         num_bytes = wave.bytes_of(node)
         target = wave.to(node, run.collective.num_nodes)
@@ -168,6 +175,7 @@ class Network:
         else:
             self._enter(letter)
         self._settle(run, node)
+        return run.out_s[node]
 
     def _pass(self, free_s: list[float], switch: int, then: Callable[[Letter], None], letter: Letter) -> None:
         """Takes a switch's link in one direction, and goes on when its first bits are through."""

@@ -7,8 +7,10 @@ import math
 
 import pytest
 
+from poseidon.simulate.agenda import Agenda
+from poseidon.simulate.interface import Interface
 from poseidon.simulate.waves import gathered, pushed, summed_around, summed_in_pairs
-from poseidon.transport.cutting import DIRECT_BYTES, MIN_PIECE_BYTES, OPEN_ROUNDS
+from poseidon.transport.cutting import DIRECT_BYTES, MAX_PART_BYTES, MIN_PIECE_BYTES, OPEN_ROUNDS
 from tests.simulate import slow_network
 from tests.simulate.running import BYTE_S, machines, run
 
@@ -86,6 +88,47 @@ def test_two_that_share_a_link_take_twice_as_long(waves):
     first, second = run(machines(2), [one, other], waves=waves)
     assert all_close(first, 1000 * BYTE_S)
     assert all_close(second, 2 * 1000 * BYTE_S)
+
+
+@ENGINES
+def test_connections_take_turns(waves):
+    """A small all-reduce beside a push in six parts, of which four are queued before it: both its steps go after the part
+    that is on the wire when they are handed over, and the push is as late as its bytes make it."""
+    part, step = float(MAX_PART_BYTES), 500.0
+    push, ring = pushed([[6 * part] * 2] * 2, 4), summed_around(2, 2 * step, num_pieces=1)
+    pushing, ringing = run(machines(2), [push, ring], waves=waves)
+    assert all_close(ringing, 2 * (part + step) * BYTE_S)
+    assert all_close(pushing, (6 * part + 2 * step) * BYTE_S)
+
+
+@ENGINES
+def test_one_connection_keeps_its_order(waves):
+    """Ours to another node is one: what a push has queued goes before a gather that begins later."""
+    part, block = float(MAX_PART_BYTES), 500.0
+    push, gather = pushed([[3 * part] * 2] * 2, 4), gathered([block] * 2, 4)
+    pushing, gathering = run(machines(2), [push, gather], waves=waves)
+    assert all_close(pushing, 3 * part * BYTE_S)
+    assert all_close(gathering, (3 * part + block) * BYTE_S)
+
+
+def test_shares_of_a_link_are_bytes_not_messages():
+    """Of two connections, one with messages three times as long, each gets half of the bytes while both have some."""
+    agenda, sent = Agenda(), []
+
+    def start(message):
+        sent.append(message)
+        return agenda.now_s + message[1]
+
+    interface = Interface(agenda, start)
+    for connection, size, number in (("long", 3, 20), ("short", 1, 60)):
+        for _ in range(number):
+            interface.put(connection, size, (connection, size), 0)
+    agenda.run()
+    totals = {"long": 0, "short": 0}
+    for connection, size in sent:
+        totals[connection] += size
+        assert abs(totals["long"] - totals["short"]) <= 3
+    assert totals == {"long": 60, "short": 60}
 
 
 @ENGINES
