@@ -48,9 +48,13 @@ class PacedDevice:
         self._pause_s = 0.0
 
     def run(self, seconds: float) -> None:
-        """Something that could not be asked for before: an update, a product of what has arrived."""
+        """Something that could not be asked for before, such as an update; until it is done."""
+        self._sleep_until(self.ask(seconds))
+
+    def ask(self, seconds: float) -> float:
+        """The same, without waiting for it, as a kernel is queued whose result is for the next one. When it is done."""
         self.waited()
-        self._sleep_until(self._queue(seconds))
+        return self._queue(seconds)
 
     def waited(self) -> None:
         """The device had nothing to do until now."""

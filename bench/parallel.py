@@ -9,8 +9,8 @@ Contenders, each the same model and batch (32 per worker):
     ddp-fp16, ddp-powersgd   with torch's own compression hooks: lossy
 
 Every host is a network namespace with a link of the given rate (`netlab.py`); one contender runs at a time, contenders
-take turns, figures are medians over all rounds. What a GPU would compute is paced (`parallel_subjects.py`). The limit is
-what the bytes of our plan take a link, which no compute could hide better than altogether.
+take turns, figures are medians over all rounds. What a GPU would compute is paced (`parallel_subjects.py`). The limit
+is what the bytes of our plan take a link: as if all compute were hidden.
 """
 
 from __future__ import annotations

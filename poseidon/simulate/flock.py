@@ -116,7 +116,7 @@ class Flock:
         self._out.put(connection_of(run.collective, wave), size, (run, index, ready_s), order)
 
     def _carry(self, message: tuple[FlockRun, int, Times]) -> float:
-        """On the wire, and through the switches, to the other nodes' interfaces; when is the first of their own free?"""
+        """On the wire, and through the switches, to other nodes' interfaces; tells when the first sender's is free."""
         run, index, ready_s = message
         wave = run.collective.waves[index]
         sizes = self._sizes(wave)

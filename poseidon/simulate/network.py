@@ -158,7 +158,7 @@ class Network:
         self._out[node].put(connection_of(run.collective, wave), num_bytes, (run, index), order)
 
     def _carry(self, node: int, message: tuple[Run, int]) -> float:
-        """On the wire, and through the switches, to the other node's interface; the node's own is free again when?"""
+        """On the wire, and through the switches, to the other node's interface; tells when the node's own is free."""
         run, index = message
         wave = run.collective.waves[index]
         num_bytes = wave.bytes_of(node)

@@ -92,8 +92,8 @@ def test_two_that_share_a_link_take_twice_as_long(waves):
 
 @ENGINES
 def test_connections_take_turns(waves):
-    """A small all-reduce beside a push in six parts, of which four are queued before it: both its steps go after the part
-    that is on the wire when they are handed over, and the push is as late as its bytes make it."""
+    """A small all-reduce beside a push in six parts, of which four are queued before it: both its steps go after the
+    part that is on the wire when they are handed over, and the push is as late as its bytes make it."""
     part, step = float(MAX_PART_BYTES), 500.0
     push, ring = pushed([[6 * part] * 2] * 2, 4), summed_around(2, 2 * step, num_pieces=1)
     pushing, ringing = run(machines(2), [push, ring], waves=waves)
