@@ -73,7 +73,6 @@ def main() -> int:
     }
     dist.barrier()
     if isinstance(model, poseidon.Parallel):
-        facts["bytes_sent"] = model.plan.bytes_sent
         model.close()
     if rank == 0:
         print(json.dumps(facts), flush=True)
