@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench.netlab import Lab, Links
+from bench.netlab import Lab, Links, sent_bytes
 from poseidon.comm.rows import Rows
 from poseidon.plan import Cluster, PlanRequest, Scheme, make_plan, parse_nodes
 from poseidon.run.distribute import Distribution, distribute
@@ -38,7 +38,6 @@ from poseidon.transport.interface import choose_interface
 from poseidon.transport.levels import share_nodes
 
 ROOT = Path(__file__).resolve().parent.parent
-COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 LEAST, MOST = 1.00, 1.07
 SCHEMES = (Scheme.RING, Scheme.DOUBLING, Scheme.SERVER, Scheme.FACTORS, Scheme.FACTOR_SERVER, Scheme.ROWS)
 NARROW = ("ring", "server", "factor-server")
@@ -134,11 +133,11 @@ def bytes_of(solver: Solver, distribution: Distribution, table: Roundtable, num_
     solver.updates.drain()
     touched.clear()
     table.meet()
-    before = int(COUNTER.read_text())
+    before = sent_bytes()
     solver.step(num_iterations)
     solver.updates.drain()
     table.meet()
-    own = int(COUNTER.read_text()) - before
+    own = sent_bytes() - before
     by_rank = table.gather(torch.tensor(own)).tolist()
     return Found(by_rank, [json.loads(text) for text in table.gather_texts(json.dumps(touched))])
 

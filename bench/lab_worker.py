@@ -33,6 +33,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 from bench.lab_device import PacedDevice, Pauses
 from bench.lab_nets import GPU_FLOPS, GPU_UPDATE_ELEMS, SUBJECTS, Subject
+from bench.netlab import sent_bytes
 from poseidon.comm import Part, Scheduler, Taps, make_exchanges
 from poseidon.comm.events import CommEvent
 from poseidon.comm.factors import FactorExchange
@@ -50,7 +51,6 @@ from poseidon.transport.probe import PROBE_TAG, probe
 
 HANDLED_BYTES = 8 << 20
 HANDLING_PASSES = 7
-COUNTER = Path("/sys/class/net/eth0/statistics/tx_bytes")
 BRIEF_S = 1e-3  # less is Python, which a GPU's queue hides
 Iterate = Callable[[], None]
 
@@ -295,13 +295,13 @@ def main() -> None:
     for iteration in range(options.warm_up + options.iterations):
         if iteration == options.warm_up:
             used.append(processor_s())
-        counts.append(int(COUNTER.read_text()))
+        counts.append(sent_bytes())
         contender.device.begin(pauses.place(rank, iteration, 2 * contender.num_layers), pauses.seconds)
         begin = time.perf_counter()
         contender.iterate()
         begun.append(begin)
         times.append(time.perf_counter() - begin)
-    counts.append(int(COUNTER.read_text()))
+    counts.append(sent_bytes())
     used.append(processor_s())
     if options.seen and isinstance(contender, Ours):
         contender.scheduler.drain()

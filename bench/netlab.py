@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 
 NETWORK = "10.77.0"
@@ -171,6 +172,11 @@ def rate_bps(rate: str) -> float:
         if rate.endswith(unit):
             return float(rate.removesuffix(unit)) * scale
     raise SystemExit(f"netlab: a rate looks like 1gbit, 200mbit or 500kbit, got {rate!r}")
+
+
+def sent_bytes() -> int:
+    """What this host has put on its link so far, as the link counts it."""
+    return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
 def payload_seconds(num_bytes: float, rate: str) -> float:

@@ -9,7 +9,8 @@ Contenders, each the same model and batch (32 per worker):
     ddp-fp16, ddp-powersgd   with torch's own compression hooks: lossy
 
 Every host is a network namespace with a link of the given rate (`netlab.py`); one contender runs at a time, contenders
-take turns, figures are medians over all rounds. What a GPU would compute is paced (`parallel_subjects.py`).
+take turns, figures are medians over all rounds. What a GPU would compute is paced (`parallel_subjects.py`). The limit is
+the least time in which the link carries what we send in an iteration, as the link itself counts it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from bench.netlab import payload_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("ours", "ours-plain", "ddp", "ddp-sparse", "ddp-fp16", "ddp-powersgd")
@@ -51,15 +54,19 @@ def compare(subject: str, options: argparse.Namespace) -> dict[str, Any]:
     wanted = options.contenders.split(",") if options.contenders else CONTENDERS
     contenders = [name for name in wanted if name != "ddp-sparse" or subject in WITH_TABLE]
     seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
+    sent: list[float] = []  # by ours
     for _ in range(options.rounds):
         for contender in contenders:
             found = run_once(contender, subject, options)
             if found is None:
                 continue
             seconds[contender].append(found["median_s"])
+            sent += [found["sent_bytes"]] if contender == "ours" else []
             print(f"  {subject} {contender}: {found['median_s']:.4f} s {found['all_s']}", file=sys.stderr, flush=True)
     medians = {contender: statistics.median(found) for contender, found in seconds.items() if found}
     result: dict[str, Any] = {"subject": subject, "hosts": options.hosts, "rate": options.rate, "seconds": medians}
+    if sent:
+        result["limit_s"] = payload_seconds(statistics.median(sent), options.rate)
     lossless = [name for name in LOSSLESS if name in medians]
     if lossless and "ours" in medians:
         result["times_best_lossless"] = min(medians[name] for name in lossless) / medians["ours"]
@@ -85,11 +92,12 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
 def main() -> int:
     options = options_of()
     results = []
-    print(f"{'model':14}" + "".join(f"{name:>14}" for name in CONTENDERS) + f"{'x lossless':>12}")
+    print(f"{'model':14}" + "".join(f"{name:>14}" for name in (*CONTENDERS, "our limit")) + f"{'x lossless':>12}")
     for subject in options.subjects.split(","):
         result = compare(subject, options)
         results.append(result)
         cells = [f"{result['seconds'][n]:>13.3f}s" if n in result["seconds"] else f"{'-':>14}" for n in CONTENDERS]
+        cells.append(f"{result['limit_s']:>13.3f}s" if "limit_s" in result else f"{'-':>14}")
         ratio = result.get("times_best_lossless")
         print(f"{subject:14}" + "".join(cells) + (f"{ratio:>12.2f}" if ratio else ""), flush=True)
     if options.json:

@@ -19,6 +19,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 import poseidon
+from bench.netlab import sent_bytes
 from bench.parallel_subjects import SUBJECTS, pace
 
 WARM_UP = 8  # ours measures and plans in the first five
@@ -54,20 +55,23 @@ def main() -> int:
     pace()
     model, optimizer = build(options.contender, subject.build(options.contender == "ddp-sparse"))
     draw = np.random.default_rng(rank)
-    seconds = []
+    seconds, sent = [], []
     for _ in range(WARM_UP + options.iterations):
+        sent.append(sent_bytes())
         inputs = subject.inputs(draw)
         begin = time.perf_counter()
         optimizer.zero_grad()
         model(*inputs).sum().backward()
         optimizer.step()
         seconds.append(time.perf_counter() - begin)
+    sent.append(sent_bytes())
     if isinstance(model, poseidon.Parallel):
         poseidon.wait(model)
         if rank == 0:
             print(model.plan, file=sys.stderr)
     facts = {
         "median_s": statistics.median(seconds[WARM_UP:]),
+        "sent_bytes": (sent[-1] - sent[WARM_UP]) / options.iterations,
         "all_s": [round(s, 4) for s in seconds],
         "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     }

@@ -24,6 +24,9 @@ from poseidon.parallel.destination import Destination, Leaf
 # Takes u and v, as rows; both are good only until it returns.
 FactorTap = Callable[[Tensor, Tensor], None]
 
+Rows = int | Tensor
+"""How many, or which."""
+
 
 def input_grad(grad: Tensor, weight: Tensor) -> Tensor:
     """By a name of its own: a benchmark that stands in for a GPU exchanges it."""
@@ -87,12 +90,11 @@ class Forward:
     """Base: callable in place of `module.forward`. Turned off (`is_on`), it is the module's own."""
 
     is_on = True
-    counts = False  # rows, in `num_rows`
 
     def __init__(self, module: nn.Linear | nn.Embedding) -> None:
         self.module = module
         self.weight: nn.Parameter = module._parameters["weight"]  # type: ignore[assignment]
-        self.num_rows = 0  # that backward has reached, since this was set to 0 last
+        self._reached: list[Rows] | None = None  # that backward has come to; None: nobody counts
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MethodType:
         copied = memo.get(id(self.module))
@@ -107,15 +109,27 @@ class Forward:
         weight = self.module.weight
         return weight is self.weight and weight.requires_grad and torch.is_grad_enabled()
 
-    def counted(self, output: Tensor, num_rows: int) -> Tensor:
+    def start_counting(self) -> None:
+        """From now on rows that the weight's gradient is made of are noted."""
+        self._reached = []
+
+    def stop_counting(self) -> int:
+        """How many there were; of those that were named, each once: that is how often it would travel."""
+        reached, self._reached = self._reached or [], None
+        number = sum(rows for rows in reached if isinstance(rows, int))
+        named = [rows.flatten() for rows in reached if isinstance(rows, Tensor)]
+        return number + (len(torch.cat(named).unique()) if named else 0)
+
+    def noted(self, output: Tensor, rows: Rows) -> Tensor:
         """The output, whose rows count when backward comes to it: what activation checkpointing computes twice is
         differentiated once."""
-        if self.counts and self.is_on and output.requires_grad:
-            output.register_hook(partial(self._count, num_rows))
+        if self._reached is not None and self.is_on and output.requires_grad:
+            output.register_hook(partial(_note, self._reached, rows))
         return output
 
-    def _count(self, num_rows: int, grad: Tensor) -> None:
-        self.num_rows += num_rows
+
+def _note(reached: list[Rows], rows: Rows, grad: Tensor) -> None:
+    reached.append(rows)
 
 
 class LinearForward(Forward):
@@ -135,10 +149,10 @@ class LinearForward(Forward):
             return F.linear(input, weight, bias)
         num_rows = input.numel() // max(1, input.shape[-1])
         if self.tap is None or not self.is_on or weight._backward_hooks:  # a user's hook wants to see the gradient
-            return self.counted(F.linear(input, weight, bias), num_rows)
+            return self.noted(F.linear(input, weight, bias), num_rows)
         bias_is_seen = bias is not None and (bias._backward_hooks or not bias.requires_grad)
         output = TappedLinear.apply(input, weight, bias, self._leaf, self.tap, self.taps_bias and not bias_is_seen)
-        return self.counted(output, num_rows)
+        return self.noted(output, num_rows)
 
 
 class EmbeddingForward(Forward):
@@ -153,4 +167,4 @@ class EmbeddingForward(Forward):
         output = F.embedding(
             input, module.weight, module.padding_idx, module.max_norm, module.norm_type, False, gives_rows
         )
-        return self.counted(output, input.numel()) if learns else output
+        return self.noted(output, input) if learns else output

@@ -66,8 +66,7 @@ class Measuring:
     def begin(self) -> None:
         self._current = _Pass()
         for forward in self._forwards.values():
-            forward.counts = True
-            forward.num_rows = 0
+            forward.start_counting()
 
     def enter(self, module: str) -> None:
         self._current.entered.setdefault(module, time.perf_counter())
@@ -80,8 +79,7 @@ class Measuring:
         self._current.arrived = dict(arrived)
         self._passes.append(self._current)
         for name, forward in self._forwards.items():
-            forward.counts = False
-            self.num_rows[name] = max(self.num_rows[name], forward.num_rows)
+            self.num_rows[name] = max(self.num_rows[name], forward.stop_counting())
 
     def skip(self) -> None:
         """A pass that only the others had: it counts, as empty."""

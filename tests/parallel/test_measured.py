@@ -8,6 +8,7 @@ import torch
 from poseidon.parallel import measured
 from poseidon.parallel.measured import Measuring
 from poseidon.parallel.structure import find_structure
+from poseidon.plan import Scheme
 from tests.parallel.team import in_team, small
 
 LINEARS = ("0", "2", "4")
@@ -80,6 +81,21 @@ def test_passes_are_timed_again_only_where_backward_computes_less_than_before(sc
 
     for planned in in_team(act, schemes={"*": scheme}):
         assert planned == [step >= first_planned for step in range(7)]
+
+
+def test_a_row_that_was_looked_up_often_is_planned_once():
+    """By hand: of nine look-ups in two calls rank 0 reads two rows, rank 1 three; more counts."""
+
+    def act(member):
+        for _ in range(6):
+            read = torch.tensor([[7, 7, 7], [9, 7, 7], [9, 9, 9 + 2 * member.rank]])
+            (member.model(read[:2]).sum() + member.model(read[2:]).sum()).backward()
+            member.model.zero_grad()
+        return [unit.factor_bytes for unit in member.model.plan.units if unit.scheme is Scheme.ROWS]
+
+    table = torch.nn.Sequential(torch.nn.Embedding(50, 4), torch.nn.Linear(4, 2)).double()
+    for row_bytes in in_team(act, table, schemes={"0.*": "rows", "1.*": "ring"}):
+        assert row_bytes == [3 * (4 * 8 + 4)]  # to one other worker: rows of four doubles, each with its number
 
 
 def test_a_table_is_timed_again_too():
