@@ -29,7 +29,7 @@ from pathlib import Path
 
 import torch
 
-from bench.netlab import Lab, Links, rate_bps
+from bench.netlab import PAYLOAD_FRACTION, Lab, Links, rate_bps
 from poseidon.errors import TransportTimeout
 from poseidon.transport.c10d import C10dOptions, C10dTransport, Master, connect
 from poseidon.transport.onesided import Endpoint, Note, Spot
@@ -37,7 +37,6 @@ from poseidon.transport.onesided.joining import OneSidedOptions, open_endpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 RATE = "1gbit"
-PAYLOAD_FRACTION = 1448 / 1540
 PINGS = 300
 SIZES = (1 << 20, 4 << 20, 16 << 20)
 PLACES = ("wire", "loopback", "shared memory")

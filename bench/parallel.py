@@ -9,8 +9,8 @@ Contenders, each the same model and batch (32 per worker):
     ddp-fp16, ddp-powersgd   with torch's own compression hooks: lossy
 
 Every host is a network namespace with a link of the given rate (`netlab.py`); one contender runs at a time, contenders
-take turns, figures are medians over all rounds. What a GPU would compute is paced (`parallel_subjects.py`). The limit is
-the least time in which the link carries what we send in an iteration, as the link itself counts it.
+take turns, figures are medians over all rounds. What a GPU would compute is paced (`parallel_subjects.py`). Our limit
+is the least time in which the link carries what we send in an iteration, as the link itself counts it.
 """
 
 from __future__ import annotations

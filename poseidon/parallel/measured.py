@@ -103,11 +103,12 @@ class Measuring:
 
     def seen_reads(self) -> dict[str, list[str]]:
         """The same of modules that were seen at work; what the others read is anybody's guess."""
-        seen = {name for found in self._passes for name in found.entered}
+        seen = self._seen()
         return {name: params for name, params in self.reads().items() if name in seen}
 
     def reads(self) -> dict[str, list[str]]:
-        """By module: the parameters it reads, its own and others'."""
+        """By module: the parameters it reads, its own and others'. What nobody was seen to read, anybody may: that is
+        the model's as a whole."""
         found: dict[str, list[str]] = {name: [] for name in self._structure.readers}
         for name, described in self._structure.params.items():
             for module in dict.fromkeys(holder.module_name for holder in described.holders):
@@ -115,7 +116,13 @@ class Measuring:
             for module in sorted(self.readers.get(name, ())):
                 if name not in found[self._reader(module)]:
                     found[self._reader(module)].append(name)
+        covered = {name for module in self._seen() for name in found[module]}
+        found[""] += [name for name in self._structure.params if name not in covered and name not in found[""]]
         return found
+
+    def _seen(self) -> set[str]:
+        """The modules that were seen at work."""
+        return {name for found in self._passes for name in found.entered}
 
     def _reader(self, module: str) -> str:
         """The module itself, or the nearest one around it that has a gate."""

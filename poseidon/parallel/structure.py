@@ -78,7 +78,7 @@ def find_structure(model: nn.Module) -> Structure:
     readers: dict[str, nn.Module] = {}
     atoms = set()
     for name, module, is_atom in _visible(model):
-        own = list(module.named_parameters(recurse=is_atom, remove_duplicate=False))
+        own = list(_held(module, recurse=is_atom))
         for attribute, parameter in own:
             if parameter in by_value:
                 by_value[parameter].holders.append(Holder(name, module, attribute))
@@ -93,10 +93,24 @@ def find_structure(model: nn.Module) -> Structure:
     return Structure(params, readers, frozenset(atoms))
 
 
+def _held(module: nn.Module, *, recurse: bool) -> Iterator[tuple[str, nn.Parameter]]:
+    """Its own parameters, and those in lists and dicts of parameters: these never run themselves."""
+    yield from module.named_parameters(recurse=recurse, remove_duplicate=False)
+    for name, child in () if recurse else module.named_children():
+        if _is_shelf(child):
+            yield from ((f"{name}.{own}", parameter) for own, parameter in _held(child, recurse=False))
+
+
+def _is_shelf(module: nn.Module) -> bool:
+    return isinstance(module, nn.ParameterList | nn.ParameterDict)
+
+
 def _visible(model: nn.Module) -> Iterator[tuple[str, nn.Module, bool]]:
     """Modules by name, down to the first whose inside is closed; and whether it is one of those."""
     closed: list[str] = []
     for name, module in model.named_modules():
+        if _is_shelf(module) and name:
+            continue
         if any(name.startswith(f"{outer}." if outer else "") for outer in closed):
             continue
         is_atom = _is_closed(module)
