@@ -28,8 +28,8 @@ WARM_UP = 8  # ours measures and plans in the first five
 
 
 def keep_memory() -> None:
-    """Gradients lie where those of the iteration before did, as on a GPU. Filling the kernel's fresh pages each time took
-    the hosts' processors longer than the paced GPU, between two exchanges."""
+    """Gradients lie where those of the iteration before did, as on a GPU: filling fresh pages each time took the
+    hosts longer than the paced GPU computes, between two exchanges."""
     libc = ctypes.CDLL(None)
     libc.mallopt(M_MMAP_MAX, 0)
     libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
