@@ -39,7 +39,7 @@ QUEUE_TIME = "20ms"
 # Loss-based like Linux's default, whatever the machine has for itself: BBR, made for long ways, gives the short bursts
 # of an exchange half of the link. (Cubic would have to be allowed outside of the namespaces.)
 CONGESTION_CONTROL = "reno"
-PAYLOAD_FRACTION = 1448 / 1540  # of the bytes of a full frame on an Ethernet: 117.5 MB/s at 1 Gbit/s; tbf lets 119.6 through
+PAYLOAD_FRACTION = 1448 / 1540  # of a full frame on an Ethernet: 117.5 MB/s at 1 Gbit/s; tbf lets 119.6 through
 
 
 @dataclass(frozen=True, slots=True)

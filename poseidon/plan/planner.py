@@ -23,8 +23,8 @@ from poseidon.plan.simulate import simulate
 
 # Between one send and the next there are milliseconds in which workers that are through wait for those that are not; a
 # second send uses them. Measured with one and two on their way, cut alike, in seconds: on 4 hosts with 1 Gbit/s a
-# transformer 1.90 and 1.86, ResNet-18 0.588 and 0.571; on 8 hosts ResNet-50 1.459 and 1.449, VGG-19 1.519 and 1.510.
-# Cut as the model would have it for two, in 20 sends instead of 8, the transformer took 1.94.
+# transformer 1.96 and 1.92, ResNet-18 0.598 and 0.587, a model with large tables 0.047 and 0.041; on 8 hosts ResNet-50
+# 1.459 and 1.449, VGG-19 1.519 and 1.510. Cut as the model would have it for two, some gain and some lose.
 # Where compute hides nearly all, sends that share the link only delay what is needed first: AlexNet 0.52 and 0.56.
 NUM_IN_PAIR = 2
 
