@@ -39,7 +39,8 @@ QUEUE_TIME = "20ms"
 # Loss-based like Linux's default, whatever the machine has for itself: BBR, made for long ways, gives the short bursts
 # of an exchange half of the link. (Cubic would have to be allowed outside of the namespaces.)
 CONGESTION_CONTROL = "reno"
-PAYLOAD_FRACTION = 1448 / 1540  # of a full frame on an Ethernet: 117.5 MB/s at 1 Gbit/s; tbf lets 119.6 through
+PAYLOAD_FRACTION = 1448 / 1540  # of a full frame on an Ethernet: 117.5 MB/s at 1 Gbit/s
+SHAPED_FRACTION = 1448 / 1514  # of what tbf counts, which is a frame without preamble, checksum and gap: 119.6 MB/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +180,9 @@ def sent_bytes() -> int:
     return int(Path("/sys/class/net/eth0/statistics/tx_bytes").read_text())
 
 
-def payload_seconds(num_bytes: float, rate: str) -> float:
+def payload_seconds(num_bytes: float, rate: str, fraction: float = PAYLOAD_FRACTION) -> float:
     """The least time in which a link of this rate carries so many bytes of payload."""
-    return num_bytes * 8 / (rate_bps(rate) * PAYLOAD_FRACTION)
+    return num_bytes * 8 / (rate_bps(rate) * fraction)
 
 
 def existing_hosts(name: str) -> list[str]:

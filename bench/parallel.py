@@ -1,6 +1,7 @@
 """poseidon.Parallel beside PyTorch's DistributedDataParallel on an emulated cluster, on real TCP over shaped links.
 
     sudo python -m bench.parallel [--subjects embedding,connected] [--hosts 4] [--rate 1gbit] [--rounds 2] [--json OUT]
+                                 [--gpu-tflops 1.5]
 
 Contenders, each the same model and batch (32 per worker):
 
@@ -24,7 +25,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.netlab import payload_seconds
+from bench.lab_nets import GPU_FLOPS
+from bench.netlab import SHAPED_FRACTION, payload_seconds
 
 ROOT = Path(__file__).resolve().parent.parent
 CONTENDERS = ("ours", "ours-plain", "ddp", "ddp-sparse", "ddp-fp16", "ddp-powersgd")
@@ -37,7 +39,7 @@ def run_once(contender: str, subject: str, options: argparse.Namespace) -> dict[
     """One contender's run on fresh hosts; rank 0's figures. None if one of torch's lossy hooks did not get through."""
     command = [sys.executable, "-m", "bench.netlab", "run", "-n", str(options.hosts), "--rate", options.rate, "--"]
     command += [sys.executable, "-m", "bench.parallel_worker", "--contender", contender, "--subject", subject]
-    command += ["--iterations", str(options.iterations)]
+    command += ["--iterations", str(options.iterations), "--gpu-tflops", str(options.gpu_tflops)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=options.timeout)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if (done.returncode or not lines) and contender not in ("ours", "ours-plain", *LOSSLESS):
@@ -64,9 +66,10 @@ def compare(subject: str, options: argparse.Namespace) -> dict[str, Any]:
             sent += [found["sent_bytes"]] if contender == "ours" else []
             print(f"  {subject} {contender}: {found['median_s']:.4f} s {found['all_s']}", file=sys.stderr, flush=True)
     medians = {contender: statistics.median(found) for contender, found in seconds.items() if found}
-    result: dict[str, Any] = {"subject": subject, "hosts": options.hosts, "rate": options.rate, "seconds": medians}
+    result: dict[str, Any] = {"subject": subject, "hosts": options.hosts, "rate": options.rate}
+    result |= {"gpu_tflops": options.gpu_tflops, "seconds": medians}
     if sent:
-        result["limit_s"] = payload_seconds(statistics.median(sent), options.rate)
+        result["limit_s"] = payload_seconds(statistics.median(sent), options.rate, SHAPED_FRACTION)
     lossless = [name for name in LOSSLESS if name in medians]
     if lossless and "ours" in medians:
         result["times_best_lossless"] = min(medians[name] for name in lossless) / medians["ours"]
@@ -83,6 +86,7 @@ def options_of(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rate", default="1gbit")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--gpu-tflops", type=float, default=GPU_FLOPS / 1e12, help="what the paced GPU multiplies")
     parser.add_argument("--timeout", type=float, default=600.0)
     parser.add_argument("--plans", action="store_true", help="show our plans")
     parser.add_argument("--json", type=Path)

@@ -23,7 +23,17 @@ from bench.lab_device import PacedDevice
 from bench.lab_nets import GPU_FLOPS, GPU_UPDATE_ELEMS
 from poseidon.comm import factors
 
-DEVICE = PacedDevice()
+
+class Gpu(PacedDevice):
+    """One that multiplies at a set rate."""
+
+    flops = GPU_FLOPS
+
+    def seconds(self, multiplications: float) -> float:
+        return 2 * multiplications / self.flops
+
+
+DEVICE = Gpu()
 BATCH = 32
 
 
@@ -49,7 +59,7 @@ def _nothing(like: Tensor, *shape: int) -> Tensor:
 
 
 def _seconds(x: Tensor, weight: Tensor) -> float:
-    return 2 * (x.numel() // x.shape[-1]) * weight.numel() / GPU_FLOPS
+    return DEVICE.seconds((x.numel() // x.shape[-1]) * weight.numel())
 
 
 def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:
@@ -59,7 +69,7 @@ def _input_grad(grad: Tensor, weight: Tensor) -> Tensor:
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """A gradient that only the GPU sees: nothing is written into the host's memory, and nobody reads it."""
-    DEVICE.run(2 * a.shape[0] * a.shape[1] * b.shape[1] / GPU_FLOPS)
+    DEVICE.run(DEVICE.seconds(a.shape[0] * a.shape[1] * b.shape[1]))
     return torch.empty(a.shape[1], b.shape[1])
 
 
@@ -68,12 +78,13 @@ def _step(optimizer: Any, closure: Any = None) -> None:
     DEVICE.run(sum(g.values().numel() if g.is_sparse else g.numel() for g in grads) / GPU_UPDATE_ELEMS)
 
 
-def pace() -> None:
-    """Puts the stand-ins in place, in this process."""
+def pace(flops: float) -> None:
+    """Puts the stand-ins in place, in this process, before models are built."""
+    DEVICE.flops = flops
     F.linear = lambda x, weight, bias=None: _Linear.apply(x, weight, bias)  # type: ignore[assignment]
     poseidon.parallel.forwards.input_grad = _input_grad
     factors._product = _product
-    poseidon.parallel.planning.product_flops = lambda *_: GPU_FLOPS  # what the planner would measure on that GPU
+    poseidon.parallel.planning.product_flops = lambda *_: flops  # what the planner would measure on that GPU
     torch.optim.SGD.step = _step  # type: ignore[method-assign]
 
 
@@ -95,7 +106,7 @@ class Timed(nn.Module):
 
     def __init__(self, multiplications: float, *shapes: tuple[int, ...]) -> None:
         super().__init__()
-        self.seconds = 2 * multiplications / GPU_FLOPS
+        self.seconds = DEVICE.seconds(multiplications)
         self.params = nn.ParameterList(torch.zeros(shape) for shape in shapes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -56,6 +56,7 @@ def main() -> int:
     parser.add_argument("--contender", required=True)
     parser.add_argument("--subject", choices=SUBJECTS, required=True)
     parser.add_argument("--iterations", type=int, default=6)
+    parser.add_argument("--gpu-tflops", type=float, required=True)
     options = parser.parse_args()
     keep_memory()
     torch.set_num_threads(1)
@@ -63,7 +64,7 @@ def main() -> int:
     rank = int(os.environ["RANK"])
     dist.init_process_group("gloo")
     subject = SUBJECTS[options.subject]
-    pace()
+    pace(options.gpu_tflops * 1e12)
     model, optimizer = build(options.contender, subject.build(options.contender == "ddp-sparse"))
     draw = np.random.default_rng(rank)
     seconds, sent = [], []
