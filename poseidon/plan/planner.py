@@ -30,7 +30,7 @@ NUM_IN_PAIR = 2
 
 MOST_IN_FLIGHT = 4
 # More sends hide each other's latencies, and lengthen the queues that all their messages stand in, which the model does
-# not know: on 8 hosts with 1 Gbit/s, four on their way took 9 to 32 % longer than predicted, two 0 to 2 %.
+# not know: on 8 hosts with 1 Gbit/s, four on their way took 9 to 32 % longer than predicted, two 0 to 4 %.
 WORTH_SHARING = 1.2
 
 
