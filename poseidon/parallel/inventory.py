@@ -17,13 +17,14 @@ class Inventory:
     def __init__(self, model: nn.Module) -> None:
         self._parameters = list(model.parameters())
         self._types = [(parameter.dtype, parameter.device) for parameter in self._parameters]
-        held = [holder for module in model.modules() for holder in (module._parameters, module._modules)]
-        self._held = [(holder, tuple(holder.values())) for holder in held]
+        held = [(vars(module), kind) for module in model.modules() for kind in ("_parameters", "_modules")]
+        self._held = [(own, kind, tuple(dict.values(own[kind]))) for own, kind in held]
         self._flags, self._fingerprint = b"", 0
 
     def holds(self) -> bool:
         """Whether the model has the same modules with the same parameters, of the same types, on the same devices."""
-        return all(_are_same(holder.values(), before) for holder, before in self._held) and all(
+        # By dict's own method: this is not the moment to wait for anything (holdings.py).
+        return all(_are_same(dict.values(own[kind]), before) for own, kind, before in self._held) and all(
             parameter.dtype == dtype and parameter.device == device
             for parameter, (dtype, device) in zip(self._parameters, self._types, strict=True)
         )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,7 @@ from poseidon.parallel.buffers import copy_buffers, copy_parameters
 from poseidon.parallel.gates import set_gates
 from poseidon.parallel.gradients import Gradients
 from poseidon.parallel.habits import Habits
+from poseidon.parallel.holdings import hold_parameters, let_go
 from poseidon.parallel.inventory import Inventory
 from poseidon.parallel.measured import Measuring
 from poseidon.parallel.planning import Wishes, first_plan, plan_together
@@ -69,6 +70,7 @@ class Replica:
         self._sayings: list[Saying] = []
         self._wire_state: dict[str, dict[str, Tensor]] = {}
         self._gate_units: dict[str, tuple[int, ...]] = {}
+        self._held: list[nn.Module] = []
         options.wishes.check(self.structure)
         self._connect()
 
@@ -83,16 +85,28 @@ class Replica:
         )
         self._gates = set_gates(self.structure, self._enter)
         self.taker.refresh()
+        self._hold()
         self.measuring: Measuring | None = None
         self.reads: dict[str, list[str]] = {}
         self._open(first_plan(self.structure, self.transport.size, self.options.wishes.wire))
         self.measure()
 
+    def _hold(self) -> None:
+        """While updates can be on their way after a step, nobody gets a parameter without waiting for its own."""
+        let_go(self._held)
+        self._held = hold_parameters(self.model, self.structure, self._ask) if self.taker.overlaps else []
+
     def _disconnect(self) -> None:
         self._end_traffic()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """The model is as it was, but for its values."""
         self.gradients.close()
         for gate in self._gates:
             gate.remove()
+        let_go(self._held)
+        self._held = []
 
     def _use(self, agreed: Agreed) -> None:
         self._end_traffic()
@@ -162,6 +176,7 @@ class Replica:
         """Rounds end at this taker's from now on. The plan is made anew, for its needs."""
         self.traffic.scheduler.drain()
         self.taker = taker
+        self._hold()
         self._use(first_plan(self.structure, self.transport.size, self.options.wishes.wire))
         self.measure()
 
@@ -258,8 +273,18 @@ class Replica:
     def _enter(self, module: str) -> None:
         if self.measuring is not None:
             self.measuring.enter(module)
-        for unit in self._gate_units.get(module, ()) if self.taker.overlaps else ():
-            self.traffic.scheduler.wait(unit)
+        self._wait_for(self._gate_units.get(module, ()))
+
+    def _ask(self, names: Iterable[str]) -> None:
+        self._wait_for(self.traffic.of[name][0].unit.index for name in names if name in self.traffic.of)
+
+    def _wait_for(self, units: Iterable[int]) -> None:
+        """Until their updates are in. Those of this round come after its step: inside its backward pass, where layers
+        are computed again or hooks look at weights, there is nothing to wait for but what this pass has yet to bring.
+        """
+        if self.taker.overlaps and not self.gradients.arrived:
+            for unit in units:
+                self.traffic.scheduler.wait(unit)
 
     def _check_unchanged(self) -> None:
         if not self._inventory.holds():
@@ -343,9 +368,7 @@ class Replica:
     def close(self) -> None:
         self.taker.end()
         self.traffic.close()
-        self.gradients.close()
-        for gate in self._gates:
-            gate.remove()
+        self._let_go()
 
 
 def _tensors_in(found: Any) -> Iterator[Tensor]:

@@ -144,7 +144,8 @@ def test_replan_is_served_at_once():
             member.loss(step).backward()
         return number[0], member.model.is_planned
 
-    assert in_team(act) == [(3, True)] * SIZE
+    # With factors, which a plan may have or not as times fall out, passes would be measured twice for each plan.
+    assert in_team(act, schemes={"*": "ring"}) == [(3, True)] * SIZE
 
 
 # -- rows -----------------------------------------------------------------------------------------------------------
