@@ -54,6 +54,8 @@ CASES = (
     "alexnet:factors:4:500mbit",
     "resnet50:server:4:2gbit",
     "googlenet:factors:2:500mbit",
+    "vgg19:factors:4:1gbit",
+    "alexnet:ring:8:1gbit",
 )
 WARM_UP = 2
 APART = 0.05

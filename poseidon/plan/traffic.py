@@ -2,8 +2,8 @@
 
 Pushes start in the order of the plan, as the link lets them (`link.py`). Where owners hand out new values, a Send's
 pull may begin when its update is done: the push has arrived, and the device is through with the layer it was at. Pulls
-have a lane of their own (`turns.py`): they too start in the order of the plan, with so many on their way at a time. The
-link serves both as they start.
+have a lane of their own (`turns.py`): they too start in the order of the plan, with so many on their way at a time (at
+least two really; a plan does not count on that). The link serves both as they start.
 
 The device computes backward, then forward without a wait: which waits there will be is not known yet. An update after
 that is done at once. The update's own time is counted where the device applies (`simulate.py`).

@@ -5,8 +5,8 @@ wave when it has got all messages of the waves of group `after` that are meant f
 collective is over at a node when all messages for it are in and its own are out.
 
     summed_around     all-reduce of B bytes. 2 (N − 1) steps around the ring, of B / N each, in m pieces that follow one
-                      another: while a piece is summed, the next is on its way. m = 2, more if pieces grow beyond 1 MB:
-                      gloo's ring
+                      another: while a piece is summed, the next is on its way, and no more than these two. m = 2, more
+                      if pieces grow beyond 1 MB: gloo's ring
     passed_around     gather: every node's block, in pieces, goes round; N − 1 steps. What has come is passed on
     pushed            everybody to everybody, in turns r → r + t, t = 1 … N − 1, and in rounds of a piece each, of which
                       a few are open at a time
@@ -166,19 +166,19 @@ def summed_around(num_nodes: int, num_bytes: float, *, num_pieces: int | None = 
     if num_pieces is None:
         num_pieces = max(SUM_PIECES, -int(-num_bytes / num_nodes // MAX_SUM_PIECE_BYTES))
     size = num_bytes / num_nodes / num_pieces
-    waves = _around(2 * (num_nodes - 1), [size] * num_pieces, stride)
+    waves = _around(2 * (num_nodes - 1), [size] * num_pieces, stride, num_open=SUM_PIECES)
     return Collective(num_nodes, waves, is_own=False, share=1 / SUM_PIECES if num_pieces > 1 else 1.0)
 
 
-def _around(num_steps: int, sizes: Sequence[float], stride: int) -> tuple[Wave, ...]:
-    """Pieces of these sizes from neighbour to neighbour."""
+def _around(num_steps: int, sizes: Sequence[float], stride: int, num_open: int | None = None) -> tuple[Wave, ...]:
+    """Pieces of these sizes from neighbour to neighbour; so many of them on their way at a time, or (None) all."""
     waves: list[Wave] = []
+    distance = len(sizes) if num_open is None else min(num_open, len(sizes))
     while num_steps > 0:
         width = min(stride, num_steps)
-        before = len(waves) - len(sizes)
-        for place, size in enumerate(sizes):
-            after = before + place if before >= 0 else None
-            waves.append(Wave(Shift(1, width), size * width, len(waves), after))
+        for size in sizes:
+            number = len(waves)
+            waves.append(Wave(Shift(1, width), size * width, number, number - distance if number >= distance else None))
         num_steps -= width
     return tuple(waves)
 

@@ -171,6 +171,16 @@ def test_pushes_and_pulls_have_places_of_their_own():
     assert places(turns.pulls, 1) == [1]
 
 
+@pytest.mark.parametrize(("in_flight", "expected"), [(1, 2), (2, 2), (4, 4)])
+def test_two_are_pulled_at_a_time_at_least(in_flight, expected):
+    turns = Turns([Send(unit, 0, 1) for unit in range(6)], in_flight, [True] * 6)
+    for place in range(6):
+        turns.ready(place)
+        turns.pulls.ready(place, FOR_EVER)
+    assert places(turns.pushes, 6) == [*range(in_flight), *[None] * (6 - in_flight)]
+    assert places(turns.pulls, 6) == [*range(expected), *[None] * (6 - expected)]
+
+
 # -- patience ---------------------------------------------------------------------------------------------------------
 def test_what_takes_too_long_loses_its_place():
     lane = Pulls([0, 1, 2], in_flight=1)

@@ -56,18 +56,18 @@ def over_s(messages: list[Message], starts: list[float]) -> list[float]:
 
 # -- collectives, as the runtime's own loops go ------------------------------------------------------------------------
 def ring_sum(size: int, num_bytes: float, num_pieces: int) -> list[Message]:
-    """Each node sends a chunk per step, piece by piece; what it sends next is what it has just got."""
+    """Each node sends a chunk per step, piece by piece; what it sends next is what it has just got. Two pieces are on
+    their way at a time: before another goes, the one that was to come two places before it is in."""
+    sent: list[list[Message]] = [[] for _ in range(size)]
     messages: list[Message] = []
-    got: list[list[Message | None]] = [[None] * num_pieces for _ in range(size)]
-    for _ in range(2 * (size - 1)):
-        sent = [[None] * num_pieces for _ in range(size)]
-        for piece in range(num_pieces):
-            for node in range(size):
-                before = got[node][piece]
-                message = Message(node, (node + 1) % size, num_bytes / size / num_pieces, [before] if before else [])
-                messages.append(message)
-                sent[node][piece] = message
-        got = [sent[(node - 1) % size] for node in range(size)]
+    for number in range(2 * (size - 1) * num_pieces):
+        for node in range(size):
+            got = sent[(node - 1) % size]
+            needed = {number - num_pieces, number - 2} if num_pieces > 1 else {number - 1}
+            before = [got[place] for place in sorted(needed) if place >= 0]
+            messages.append(Message(node, (node + 1) % size, num_bytes / size / num_pieces, before))
+        for node in range(size):
+            sent[node].append(messages[node - size])
     return messages
 
 

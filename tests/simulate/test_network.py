@@ -9,7 +9,7 @@ import pytest
 
 from poseidon.simulate.agenda import Agenda
 from poseidon.simulate.interface import Interface
-from poseidon.simulate.waves import gathered, pushed, summed_around, summed_in_pairs
+from poseidon.simulate.waves import MAX_SUM_PIECE_BYTES, gathered, pushed, summed_around, summed_in_pairs
 from poseidon.transport.cutting import DIRECT_BYTES, MAX_PART_BYTES, MIN_PIECE_BYTES, OPEN_ROUNDS
 from tests.simulate import slow_network
 from tests.simulate.running import BYTE_S, machines, run
@@ -99,6 +99,17 @@ def test_connections_take_turns(waves):
     pushing, ringing = run(machines(2), [push, ring], waves=waves)
     assert all_close(ringing, 2 * (part + step) * BYTE_S)
     assert all_close(pushing, (6 * part + 2 * step) * BYTE_S)
+
+
+@ENGINES
+def test_a_small_sum_waits_for_two_pieces_of_a_large_one(waves):
+    """In each of its steps, and not for all the rest of the large one's step."""
+    size, piece, small = 4, float(MAX_SUM_PIECE_BYTES), 400.0
+    large = summed_around(size, 20 * piece * size)
+    (*_, summing), (*_, ringing) = run(machines(size), [large, summed_around(size, small, num_pieces=1)], waves=waves)
+    steps = 2 * (size - 1)
+    assert math.isclose(ringing, steps * (2 * piece + small / size) * BYTE_S, rel_tol=1e-9)
+    assert math.isclose(summing, steps * (20 * piece + small / size) * BYTE_S, rel_tol=1e-9)
 
 
 @ENGINES
@@ -241,6 +252,7 @@ def cases(size):
     piece = float(MIN_PIECE_BYTES)
     yield summed_around(size, 4000.0, num_pieces=1), slow_network.ring_sum(size, 4000.0, 1)
     yield summed_around(size, 4000.0), slow_network.ring_sum(size, 4000.0, 2)
+    yield summed_around(size, 4000.0, num_pieces=5), slow_network.ring_sum(size, 4000.0, 5)
     yield gathered([900.0] * size, 4), slow_network.all_to_all(size, [900.0], OPEN_ROUNDS)
     yield gathered([piece + 4000] * size, 4), slow_network.ring_gather([[piece, 4000.0]] * size)
     parts = [float(1 << 20)] * 5 + [8000.0]
