@@ -49,10 +49,7 @@ NODES = (1, 2, 4, 8, 16, 32)
 MANY_NODES, FAST_GBIT = (64, 128, 256, 512, 1024), (10, 40)
 REBUILD_FLOPS = 6e12
 PLAYED_ITERATIONS = 9
-MB = 1_000_000
 AT_ONCE = 16  # points handed to processes before the clock is looked at
-# A third of the sizes the planner tries otherwise: there are some two thousand plans to make.
-LAYOUTS = PlanRequest(fuse_bytes=(MB / 4, MB, 4 * MB, 16 * MB), chunk_bytes=(MB, 4 * MB, 16 * MB, math.inf))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +116,7 @@ Forecast = tuple[float, CommPlan]
 
 
 def planned(profile: NetProfile, cluster: Cluster, scheme: Scheme | None = None) -> Forecast:
-    plan = make_plan(profile, cluster, replace(LAYOUTS, scheme=scheme))
+    plan = make_plan(profile, cluster, PlanRequest(scheme=scheme))
     return plan.iteration_s, plan
 
 
@@ -155,7 +152,7 @@ def played(
     profile: NetProfile, cluster: Cluster, jitter: float = 0.0, among: tuple[Scheme, ...] = tuple(Scheme)
 ) -> Forecast:
     """Our plan message by message, on workers whose compute varies by so much."""
-    plan = make_plan(profile, cluster, replace(LAYOUTS, among=among))
+    plan = make_plan(profile, cluster, PlanRequest(among=among))
     return play(plan, profile, Machines(cluster, jitter=jitter), PLAYED_ITERATIONS).steady_s, plan
 
 

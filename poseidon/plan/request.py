@@ -57,7 +57,7 @@ class PlanRequest:
     overrides: tuple[Override, ...] = ()
     in_flight: int | None = None
     fuse_bytes: tuple[float, ...] = (0, MB / 4, MB / 2, MB, 2 * MB, 4 * MB, 8 * MB, 16 * MB)
-    chunk_bytes: tuple[float, ...] = (MB, 2 * MB, 4 * MB, 8 * MB, 16 * MB, float("inf"))
+    chunk_bytes: tuple[float, ...] = (MB, 2 * MB, 4 * MB, 8 * MB, 16 * MB, 64 * MB, float("inf"))
     orders: tuple[Order, ...] = (Order.READY, Order.NEEDED)
     among: tuple[Scheme, ...] = tuple(Scheme)
     pattern: str = COLLECTIVE
