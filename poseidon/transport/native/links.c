@@ -148,6 +148,10 @@ static void end_turn(Mesh *mesh, Link *link) {
     link->turn = IDLE;
 }
 
+/* What cannot be sent any more says that the peer is gone, not how: what it said last may not be read yet, and if that
+ * was goodbye, nothing is lost. Whoever reads comes to the end of it, and ends the link. */
+static bool is_gone(int error) { return error == EPIPE || error == ECONNRESET; }
+
 /* Sends what may go now: the frame that has begun, short ones, a long one if it is the link's turn. */
 static void push_link(Mesh *mesh, Link *link) {
     if (link->is_sending || !link->is_open) return; /* who is at it looks again for what has come meanwhile */
@@ -161,6 +165,8 @@ static void push_link(Mesh *mesh, Link *link) {
     link->is_sending = false;
     if (!link->is_open) {
         drop_parcels(mesh, link);
+    } else if (is_gone(error)) {
+        rearm(mesh, link); /* to be read to its end */
     } else if (error != 0 && error != EAGAIN && error != EWOULDBLOCK) {
         end_link(mesh, link, error);
     } else if (link->begun == NULL) {

@@ -94,6 +94,9 @@ class Reactor:
         for link in links:
             try:
                 link.flush()
+            except (BrokenPipeError, ConnectionResetError):
+                self._rearm(link)  # what the peer said last is read first: if that was goodbye, nothing is lost
+                continue
             except OSError as error:
                 self._end_link(link, _broken(error))
                 continue
